@@ -1,0 +1,1 @@
+"""The gateway: all input and output around the pure routing core."""

@@ -1,0 +1,1 @@
+"""HTTP endpoints: the public API and the admin API."""

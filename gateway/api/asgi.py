@@ -1,0 +1,173 @@
+"""The client's side of a request, over plain ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.errors import GatewayError, PromptTooLarge, ReceiveTimeout
+from gateway.proxy.headers import Header, first
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class ClientLeft(Exception):
+    """The client closed its connection before the answer was whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRequest:
+    """A request as the client sent it.
+
+    Attributes:
+        target: Path and query, as bytes on the wire.
+        headers: In order, names in lower case.
+        client: The client's address.
+    """
+
+    method: str
+    path: str
+    target: bytes
+    headers: Sequence[Header]
+    body: bytes
+    scheme: str
+    client: str
+
+
+async def read_request(
+    scope: Scope, receive: Receive, max_body_bytes: int, receive_s: float
+) -> ClientRequest:
+    """Read a request whole.
+
+    Raises:
+        PromptTooLarge: The body is longer than `max_body_bytes`; reading stops there.
+        ReceiveTimeout: It did not come within `receive_s`.
+        ClientLeft: The client went away.
+    """
+    headers: Sequence[Header] = scope["headers"]
+    declared = first(headers, b"content-length")
+    if declared is not None and int(declared) > max_body_bytes:
+        raise _too_large(max_body_bytes)
+    try:
+        async with asyncio.timeout(receive_s):
+            body = await _read_body(receive, max_body_bytes)
+    except TimeoutError:
+        raise ReceiveTimeout(f"The request did not arrive within {receive_s:g} s.") from None
+    query = scope.get("query_string", b"")
+    path = scope.get("raw_path") or scope["path"].encode()
+    return ClientRequest(
+        method=scope["method"],
+        path=scope["path"],
+        target=path + b"?" + query if query else path,
+        headers=headers,
+        body=body,
+        scheme=scope.get("scheme", "http"),
+        client=scope["client"][0] if scope.get("client") else "unknown",
+    )
+
+
+async def _read_body(receive: Receive, max_body_bytes: int) -> bytes:
+    pieces: list[bytes] = []
+    num_bytes = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        piece = message.get("body", b"")
+        num_bytes += len(piece)
+        if num_bytes > max_body_bytes:
+            raise _too_large(max_body_bytes)
+        pieces.append(piece)
+        if not message.get("more_body"):
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _too_large(max_body_bytes: int) -> PromptTooLarge:
+    return PromptTooLarge(
+        f"The body is longer than {max_body_bytes} bytes (limits.max_body_bytes)."
+    )
+
+
+@asynccontextmanager
+async def while_connected(receive: Receive, client: ClientResponse) -> AsyncIterator[None]:
+    """Run the body as long as the client is there; when it leaves, cancel it where it waits.
+
+    The request must have been read whole: from then on ASGI's receive tells only the end, of the
+    connection or of our own answer.
+
+    Raises:
+        ClientLeft: The client left.
+    """
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101 - ASGI applications run in a task
+    left = False
+
+    async def watch() -> None:
+        nonlocal left
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if not client.ended:
+            left = True
+            task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if left and task.uncancel() == 0:
+            raise ClientLeft from None
+        raise
+    finally:
+        watcher.cancel()
+
+
+class ClientResponse:
+    """Writes one answer to the client.
+
+    Attributes:
+        status: The status that was sent; 0 before.
+        ended: The body is whole.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = 0
+        self.ended = False
+
+    async def start(self, status: int, headers: Sequence[Header]) -> None:
+        """Send status and headers."""
+        self.status = status
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, piece: bytes) -> None:
+        """Send a piece of the body; waits while the client reads slower than we write."""
+        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    async def end(self) -> None:
+        """End the body."""
+        self.ended = True
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def fail(self, error: GatewayError) -> None:
+        """Answer with an error, where nothing was sent yet."""
+        await self.answer(error.status, error.body(), error.headers())
+
+    async def answer(
+        self,
+        status: int,
+        body: bytes,
+        headers: Sequence[Header] = (),
+        kind: bytes = b"application/json",
+    ) -> None:
+        """Send a whole answer of our own."""
+        framing = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
+        await self.start(status, [*framing, *headers])
+        self.ended = True
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,118 @@
+"""The command `warmroute`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from gateway.config.check import check_file
+from gateway.config.errors import ConfigError
+from gateway.config.load import config_from_flags, load_config
+from gateway.config.models import GatewayConfig
+from routing.policies import POLICIES
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2  # as argparse: the command or its configuration is wrong
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: Without the program's name; None for the process's own.
+
+    Returns:
+        The exit code.
+    """
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    try:
+        if given.command == "serve":
+            return _serve(given)
+        if given.command == "check":
+            return check_file(given.file, os.environ, sys.stdout)
+        print(f"warmroute {version('warmroute')}")
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return EXIT_USAGE
+    return EXIT_OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="warmroute", description="A prefix-cache-aware gateway for fleets of vLLM replicas."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="run the gateway")
+    serve.add_argument("--config", metavar="FILE", help="configuration, YAML")
+    serve.add_argument(
+        "--replica", metavar="URL", action="append", help="repeat for more"
+    )
+    serve.add_argument("--tokenizer", metavar="DIR_OR_ID", help="with --replica: the model's own")
+    serve.add_argument("--policy", choices=sorted(POLICIES), help="with --replica")
+    serve.add_argument("--host", help="with --replica: address of the public listener")
+    serve.add_argument("--port", type=int, help="with --replica: port of the public listener")
+    serve.add_argument("--admin-port", type=int, help="with --replica: port of the admin listener")
+    check = commands.add_parser("check", help="validate a configuration without starting")
+    check.add_argument("file", metavar="FILE")
+    commands.add_parser("version", help="print the version")
+    return parser
+
+
+def _serve(given: argparse.Namespace) -> int:
+    config = _config(given)
+    # Read by transformers and tokenizers when they are imported, so before anything imports them:
+    # no advice about missing model frameworks, and no thread pool of their own beside ours.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import uvloop  # noqa: PLC0415 - `check` and `version` need none of this, and start in 0.2 s
+
+    from gateway.observability.logging import configure  # noqa: PLC0415
+    from gateway.runtime import Gateway  # noqa: PLC0415
+    from gateway.server import ListenError  # noqa: PLC0415
+
+    log = configure(config.logging.level)
+
+    async def run() -> None:
+        await Gateway(config, log).run()
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run())
+    except ListenError as error:
+        print(f"warmroute: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+def _config(given: argparse.Namespace) -> GatewayConfig:
+    flags = ("tokenizer", "policy", "host", "port", "admin_port")
+    if given.config is not None:
+        clashing = [name for name in ("replica", *flags) if getattr(given, name) is not None]
+        if clashing:
+            _usage(f"--config and --{clashing[0].replace('_', '-')} exclude each other")
+        return load_config(given.config, os.environ)
+    if not given.replica:
+        _usage("give --config FILE, or --replica URL once or more")
+    return config_from_flags(
+        given.replica,
+        given.tokenizer,
+        host=given.host,
+        port=given.port,
+        admin_port=given.admin_port,
+        policy=given.policy,
+    )
+
+
+def _usage(problem: str) -> None:
+    print(f"warmroute serve: {problem}", file=sys.stderr)
+    raise SystemExit(EXIT_USAGE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""`warmroute check FILE`: says whether a file can be used, and what in it looks unintended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path as FilePath
+from typing import TextIO
+
+from gateway.config.crosschecks import DEFAULT_POLICY
+from gateway.config.errors import ConfigError, Finding
+from gateway.config.load import load_document
+from gateway.config.models import ExpectedTtftConfig, GatewayConfig, RuleConfig
+
+EXIT_VALID = 0
+EXIT_INVALID = 2
+
+# Policies that want to know what is cached of a prompt, by token ids.
+_MATCHING_KINDS = frozenset({"expected_ttft", "prefix_affinity"})
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+def check_file(path: str | os.PathLike[str], environ: Mapping[str, str], out: TextIO) -> int:
+    """Check a configuration file without starting anything.
+
+    Args:
+        path: YAML file.
+        environ: Variables that `${NAME}` in values stands for.
+        out: Gets one line a problem, or a summary and one line a warning.
+
+    Returns:
+        The exit status: 0 for a valid file, with or without warnings; 2 for an invalid one.
+    """
+    try:
+        config, document = load_document(path, environ)
+    except ConfigError as error:
+        out.write(f"{error}\n")
+        return EXIT_INVALID
+    out.write(f"{document.file}: valid\n")
+    out.writelines(f"{line}\n" for line in _summary(config))
+    for finding in warnings(config):
+        problem = document.problem(finding)
+        out.write(f"{problem.source}: {problem.key}: warning: {problem.text}\n")
+    return EXIT_VALID
+
+
+def warnings(config: GatewayConfig) -> list[Finding]:
+    """Return what is allowed and yet unlikely to be meant, in the order of the file's sections."""
+    return [
+        *_open_admin(config),
+        *_tokenizers(config),
+        *_unused_policies(config),
+        *_idle_keys(config),
+        *_shadowed_rules(config),
+    ]
+
+
+def _summary(config: GatewayConfig) -> Iterator[str]:
+    for model in config.models:
+        name = model.name or "(name read from the replicas)"
+        aliases = f", also called {', '.join(model.aliases)}" if model.aliases else ""
+        policy = model.policy or config.default_policy
+        yield f"  model {name}{aliases}: {_count(len(model.replicas), 'replica')}, policy {policy}"
+        for replica in model.replicas:
+            yield f"    replica {replica.id}: {replica.url}"
+    for name in sorted(_used(config)):
+        yield f"  policy {name}: {config.policies[name].kind}"
+    if config.rules:
+        yield f"  {_count(len(config.rules), 'rule')}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _open_admin(config: GatewayConfig) -> Iterator[Finding]:
+    if config.admin.host not in _LOOPBACK:
+        text = "the admin listener has no authentication, let only operators reach this address"
+        yield Finding(("admin", "host"), text)
+
+
+def _tokenizers(config: GatewayConfig) -> Iterator[Finding]:
+    matches_prompts = any(config.policies[name].kind in _MATCHING_KINDS for name in _used(config))
+    for i, model in enumerate(config.models):
+        path = ("models", i, "tokenizer")
+        if model.tokenizer is None and matches_prompts:
+            yield Finding(
+                path, "not given, so prompts are matched by their bytes and KV events are not used"
+            )
+        elif model.tokenizer and _is_missing_folder(model.tokenizer):
+            yield Finding(path, "no such folder on this machine, serve will need it")
+
+
+def _is_missing_folder(tokenizer: str) -> bool:
+    # Anything else may be a hub id, which only the hub could tell.
+    return tokenizer.startswith(("/", ".")) and not FilePath(tokenizer).is_dir()
+
+
+def _used(config: GatewayConfig) -> frozenset[str]:
+    models = (model.policy or config.default_policy for model in config.models)
+    return frozenset((*models, *(rule.policy for rule in config.rules)))
+
+
+def _unused_policies(config: GatewayConfig) -> Iterator[Finding]:
+    for name in sorted(config.policies.keys() - _used(config)):
+        if name != DEFAULT_POLICY:
+            yield Finding(
+                ("policies", name),
+                "no rule, model or default_policy uses it, use it or remove it",
+                show_value=False,
+            )
+
+
+def _idle_keys(config: GatewayConfig) -> Iterator[Finding]:
+    for name, policy in config.policies.items():
+        if isinstance(policy, ExpectedTtftConfig):
+            idle = "decode_steps" if policy.profile == "balanced" else "fixed_s"
+            if idle in policy.model_fields_set:
+                yield Finding(
+                    ("policies", name, idle), f"has no effect with profile {policy.profile}"
+                )
+
+
+def _shadowed_rules(config: GatewayConfig) -> Iterator[Finding]:
+    for i, rule in enumerate(config.rules):
+        for j, earlier in enumerate(config.rules[:i]):
+            if _conditions(earlier) <= _conditions(rule):
+                text = f"never matches, rules[{j}] takes all its requests, swap the two"
+                yield Finding(("rules", i), text, show_value=False)
+                break
+
+
+def _conditions(rule: RuleConfig) -> frozenset[tuple[str, str]]:
+    when = rule.when
+    named = {"model": when.model, "path": when.path}
+    return frozenset(
+        [
+            *((key, value) for key, value in named.items() if value is not None),
+            *((f"header {key}", value) for key, value in when.headers.items()),
+        ]
+    )

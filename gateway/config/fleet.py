@@ -1,0 +1,182 @@
+"""Models, their replicas, and what work costs there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from gateway.config.fields import (
+    ApiKey,
+    Label,
+    ListOf,
+    Name,
+    ReplicaUrl,
+    Section,
+    ZmqEndpoint,
+    host_and_port,
+)
+
+REFERENCE_COSTS: Mapping[str, float] = MappingProxyType(
+    {
+        "prefill_token_s": 70e-6,
+        "prefill_pair_s": 4e-9,
+        "step_s": 8e-3,
+        "decode_sequence_s": 0.08e-3,
+        "decode_kv_token_s": 52e-9,
+        "l1_latency_s": 1e-3,
+        "l1_token_s": 6e-6,
+        "l2_latency_s": 3e-3,
+        "l2_token_s": 22.6e-6,
+    }
+)
+"""Seconds under which 1,900 tokens take 148 ms to prefill and 56 ms to load from L2."""
+
+COST_PROFILES: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {
+        "reference": REFERENCE_COSTS,
+        # Published for Qwen2-7B on an A10G: 2,500 tokens prefilled in 774 ms, 0.029 ms a token
+        # from L2. The first is a mean over the prompt, attention included, so pairs cost nothing.
+        "a10g": MappingProxyType(
+            {
+                **REFERENCE_COSTS,
+                "prefill_token_s": 0.31e-3,
+                "prefill_pair_s": 0.0,
+                "l2_token_s": 0.029e-3,
+            }
+        ),
+    }
+)
+"""Costs by the name of their profile."""
+
+
+def _cost(key: str, meaning: str) -> Any:
+    return Field(REFERENCE_COSTS[key], ge=0.0, description=meaning)
+
+
+class CostConfig(Section):
+    """Seconds that work costs on one model's replicas. Their ratios matter, not their size."""
+
+    profile: Literal["reference", "a10g"] | None = Field(
+        None,
+        description="Named set of costs to start from; keys given beside it win. Without one the "
+        "costs are those of `reference`.",
+    )
+    prefill_token_s: float = _cost("prefill_token_s", "Seconds to prefill one token.")
+    prefill_pair_s: float = _cost(
+        "prefill_pair_s", "Seconds for one pair of a new token and a token that it attends to."
+    )
+    step_s: float = _cost("step_s", "Fixed seconds of one engine step.")
+    decode_sequence_s: float = _cost(
+        "decode_sequence_s", "Seconds that one running sequence adds to every step."
+    )
+    decode_kv_token_s: float = _cost(
+        "decode_kv_token_s", "Seconds that one token of a running sequence's KV adds to every step."
+    )
+    l1_latency_s: float = _cost("l1_latency_s", "Fixed seconds of a load from host memory (L1).")
+    l1_token_s: float = _cost("l1_token_s", "Seconds to load one token's KV from host memory (L1).")
+    l2_latency_s: float = _cost(
+        "l2_latency_s", "Fixed seconds of a load from the shared pool (L2)."
+    )
+    l2_token_s: float = _cost(
+        "l2_token_s",
+        "Seconds to load one token's KV from the shared pool (L2). A tier counts only where "
+        "loading is cheaper than prefilling.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _start_from_profile(cls, given: Any) -> Any:
+        name = given.get("profile") if isinstance(given, dict) else None
+        if not isinstance(name, str) or name not in COST_PROFILES:
+            return given  # nothing named, or wrong: then the field's own check says so
+        return {**COST_PROFILES[name], **given}
+
+
+class KvEventsConfig(Section):
+    """Where one replica publishes its KV events, for engines that do not say so themselves."""
+
+    endpoint: ZmqEndpoint = Field(
+        description="ZMQ address of the event publisher.", examples=["tcp://engine-0:5557"]
+    )
+    replay_endpoint: ZmqEndpoint | None = Field(
+        None,
+        description="ZMQ address that sends missed events again. Without it a gap empties what is "
+        "known of this replica.",
+    )
+    topic: str = Field(
+        "", description="Prefix of the topics to subscribe to; empty means all of them."
+    )
+
+
+def _kv_events_tag(value: Any) -> str:
+    return "source" if isinstance(value, dict | KvEventsConfig) else "word"
+
+
+def _default_id(given: dict[str, Any]) -> str:
+    # Before pydantic 2.12 this also runs where `url` itself was refused.
+    return host_and_port(given["url"]) if "url" in given else ""
+
+
+class ReplicaConfig(Section):
+    """One running engine with its own KV cache and address."""
+
+    url: ReplicaUrl = Field(
+        description="Base address, http or https, without a path.",
+        examples=["http://engine-0:8000"],
+    )
+    id: Label = Field(
+        default_factory=_default_id,
+        description="Name in logs, metrics and response headers; unique over the file.",
+        json_schema_extra={"default_text": "`host:port` of `url`"},
+    )
+    kv_events: Annotated[
+        Annotated[Literal["auto", "off"], Tag("word")] | Annotated[KvEventsConfig, Tag("source")],
+        Discriminator(_kv_events_tag),
+    ] = Field(
+        "auto",
+        description="Where the replica's KV events come from. `auto` asks the replica "
+        "(/kv_event_sources, vLLM 0.31 and later); `off` trusts our own routing history; a mapping "
+        "names the publisher.",
+    )
+
+
+class ModelConfig(Section):
+    """One model and the replicas that serve it."""
+
+    name: Name | None = Field(
+        None,
+        description="Name that requests use. Left out, the names are read from the replicas at "
+        "start; only the single model of a file may leave it out.",
+    )
+    aliases: ListOf[Name] = Field(
+        (), description="Further names that requests may use, LoRA adapters for example."
+    )
+    replicas: ListOf[ReplicaConfig] = Field(
+        description="The engines that serve it, at least one.",
+        examples=["[{url: 'http://engine-0:8000'}]"],
+    )
+    tokenizer: Name | None = Field(
+        None,
+        description="Local folder or hub id of the model's tokenizer. Without it there are no "
+        "exact token ids, and prompts are routed by a canonical prefix of their bytes.",
+    )
+    block_size: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens in one KV block. Left out, it is read from the replicas.",
+    )
+    policy: str | None = Field(
+        None,
+        description="Policy of requests that no rule takes. Left out, it is `default_policy`.",
+    )
+    cost: CostConfig = Field(
+        default_factory=CostConfig, description="Prices of prefill, decode and loads."
+    )
+    api_key: ApiKey | None = Field(
+        None,
+        description="Key that the gateway shows to the replicas, also when it probes them. Use "
+        "`${NAME}`; it is never logged and never sent to clients.",
+    )

@@ -1,0 +1,311 @@
+"""The configuration file as types. docs/configuration.md is generated from what is said here.
+
+Every description says unit, meaning and the reason of the default. Checks that look at several
+keys at once are in crosschecks.py.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from gateway.config.crosschecks import DEFAULT_POLICY, cross_findings
+from gateway.config.fields import (
+    DEFAULT_ADMIN,
+    DEFAULT_LISTEN,
+    HeaderName,
+    Host,
+    Label,
+    ListOf,
+    Name,
+    Port,
+    RequestPath,
+    Seconds,
+    Section,
+)
+from gateway.config.fleet import CostConfig, KvEventsConfig, ModelConfig, ReplicaConfig
+from gateway.config.policies import (
+    ConsistentHashConfig,
+    ExpectedTtftConfig,
+    LeastLoadedConfig,
+    PolicyConfig,
+    PowerOfTwoConfig,
+    PrefixAffinityConfig,
+    RoundRobinConfig,
+    SessionConfig,
+)
+
+__all__ = [
+    "AdminConfig",
+    "ConsistentHashConfig",
+    "CostConfig",
+    "ExpectedTtftConfig",
+    "GatewayConfig",
+    "HealthConfig",
+    "IndexConfig",
+    "KvEventsConfig",
+    "LeastLoadedConfig",
+    "LimitsConfig",
+    "ListenConfig",
+    "LoggingConfig",
+    "ModelConfig",
+    "PolicyConfig",
+    "PowerOfTwoConfig",
+    "PrefixAffinityConfig",
+    "PrepareConfig",
+    "ReplicaConfig",
+    "RoundRobinConfig",
+    "RuleConfig",
+    "SessionConfig",
+    "TimeoutsConfig",
+    "WhenConfig",
+]
+
+CROSS_CHECK = "cross_check"
+"""Type of the errors that come from crosschecks.py."""
+
+
+class ListenConfig(Section):
+    """The public listener: the API that clients use."""
+
+    host: Host = Field(
+        DEFAULT_LISTEN[0],
+        description="Address to bind. All interfaces, as serving others is a gateway's job.",
+    )
+    port: Port = Field(
+        DEFAULT_LISTEN[1],
+        description="TCP port; 0 lets the system choose. 8080 needs no privileges.",
+    )
+
+
+class AdminConfig(Section):
+    """The admin listener: metrics, explanations, the dashboard. It has no authentication."""
+
+    host: Host = Field(
+        DEFAULT_ADMIN[0],
+        description="Address to bind. Loopback, as nothing here is protected; another address is "
+        "allowed where the network protects it.",
+    )
+    port: Port = Field(DEFAULT_ADMIN[1], description="TCP port; 0 lets the system choose.")
+
+
+class WhenConfig(Section):
+    """What a request must be like for a rule to take it: all conditions, at least one."""
+
+    model: Name | None = Field(None, description="Name or alias of the model, exactly.")
+    path: RequestPath | None = Field(
+        None, description="Path of the request, exactly, such as /v1/completions."
+    )
+    headers: dict[HeaderName, Name] = Field(
+        default_factory=dict,
+        description="Header name to value; every one must be there with exactly this value. Names "
+        "in any case.",
+    )
+
+
+class RuleConfig(Section):
+    """Sends some requests to a policy of their own; the first rule that matches wins."""
+
+    when: WhenConfig = Field(
+        description="Conditions, all of which must hold.", examples=["{path: /v1/completions}"]
+    )
+    policy: str = Field(description="Name of a policy.", examples=[DEFAULT_POLICY])
+
+
+class IndexConfig(Section):
+    """The index: which replica holds which KV block."""
+
+    backend: Literal["memory"] = Field(
+        "memory", description="Where the index lives. `memory`: in the gateway's own process."
+    )
+    max_blocks: int = Field(
+        2_000_000,
+        ge=1,
+        description="Most blocks of one tier that are recorded; further ones are refused and "
+        "counted. The default has room for 78 replicas with 410,000 tokens of KV in blocks of 16 "
+        "and takes about 0.3 GB when full.",
+    )
+    predicted_ttl_s: Seconds = Field(
+        2.0,
+        description="Seconds that a routed prompt counts as cached where no KV event confirms it. "
+        "2 s outlasts a prefill and its event, and forgets requests that failed.",
+    )
+    eventless_ttl_s: Seconds = Field(
+        120.0,
+        description="The same for replicas without KV events, where nothing ever confirms. 120 s "
+        "is what NVIDIA Dynamo's router takes for them; replicas that evict sooner want less.",
+    )
+    lookup_timeout_s: Seconds = Field(
+        0.003,
+        description="Seconds after which a request is routed without its lookup. 3 ms is far "
+        "above a lookup in memory and far below the prefill that it may save.",
+    )
+
+
+class PrepareConfig(Section):
+    """Rendering and tokenizing prompts before the decision."""
+
+    timeout_s: Seconds = Field(
+        0.5,
+        description="Seconds after which a request is routed without its token ids. 0.5 s is eight "
+        "times what 20,000 new tokens take (63 ms).",
+    )
+    threads: int = Field(
+        2,
+        ge=1,
+        le=64,
+        description="Threads that render and tokenize. The tokenizer holds no lock of the "
+        "interpreter while it works, so 2 leave the event loop free and use a second core.",
+    )
+    inline_bytes: int = Field(
+        1024,
+        ge=0,
+        description="Bodies of fewer bytes are prepared on the event loop. At 3 us a token, 1 KiB "
+        "(about 250 tokens) stays under 1 ms; longer work would hold up the streams.",
+    )
+
+
+class TimeoutsConfig(Section):
+    """How long each part of a request may take. None of them limits a whole stream."""
+
+    connect_s: Seconds = Field(
+        2.0,
+        description="Seconds to open a connection to a replica. 2 s forgive one lost packet, which "
+        "is sent again after 1 s; then the next replica is tried.",
+    )
+    first_byte_s: Seconds = Field(
+        600.0,
+        description="Seconds until a replica's first byte. A prefill of 150,000 tokens on a busy "
+        "replica has been seen to take nine minutes.",
+    )
+    idle_s: Seconds = Field(
+        120.0,
+        description="Seconds between two bytes of a running stream. Tokens come many a second; "
+        "120 s allow for preemption.",
+    )
+    receive_s: Seconds = Field(
+        60.0,
+        description="Seconds for a client to send its whole body. 32 MiB need 5 Mbit/s.",
+    )
+    drain_s: Seconds = Field(
+        30.0,
+        description="Seconds that running requests get to end after a stop signal. Kubernetes "
+        "kills after 30 s unless told otherwise.",
+    )
+
+
+class LimitsConfig(Section):
+    """What one request may ask for."""
+
+    max_body_bytes: int = Field(
+        32 * 1024 * 1024,
+        ge=1,
+        description="Largest request body in bytes; a larger one is answered with 413. 32 MiB "
+        "hold a million tokens of text and some images.",
+    )
+
+
+class HealthConfig(Section):
+    """Probing the replicas."""
+
+    interval_s: Seconds = Field(
+        1.0, description="Seconds between two probes of a replica, so that a dead one is noticed."
+    )
+    timeout_s: Seconds = Field(
+        2.0,
+        description="Seconds until a probe counts as failed. Longer than the interval, as a "
+        "busy engine answers late rather than never.",
+    )
+    failures_to_eject: int = Field(
+        3,
+        ge=1,
+        description="Failed probes in a row after which a replica gets no requests. 3 forgive one "
+        "slow answer and eject within some seconds.",
+    )
+    metrics_interval_s: Seconds = Field(
+        5.0,
+        description="Seconds between two scrapes of a replica's metrics. They are shown and never "
+        "decide, and scraping costs the engine time, so 5 s are often enough.",
+    )
+
+
+class LoggingConfig(Section):
+    """The gateway's log: JSON lines without prompt text and without keys."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe level that is written."
+    )
+    requests: bool = Field(True, description="Write one line for each request.")
+
+
+class GatewayConfig(Section):
+    """The whole file."""
+
+    listen: ListenConfig = Field(
+        default_factory=ListenConfig, description="The public listener, for clients."
+    )
+    admin: AdminConfig = Field(
+        default_factory=AdminConfig, description="The admin listener, for operators."
+    )
+    models: ListOf[ModelConfig] = Field(
+        description="The models that are served, at least one.",
+        examples=["[{replicas: [{url: 'http://engine-0:8000'}]}]"],
+    )
+    policies: dict[Label, PolicyConfig] = Field(
+        default_factory=dict,
+        validate_default=True,
+        description="Policies by the names that you give them. One named `default` "
+        "(expected_ttft with its defaults) is there unless the file defines it.",
+    )
+    default_policy: str = Field(
+        DEFAULT_POLICY,
+        description="Policy of requests that neither a rule nor their model gives one.",
+    )
+    rules: ListOf[RuleConfig] = Field(
+        (), description="Policies for some requests; the first rule that matches wins."
+    )
+    index: IndexConfig = Field(
+        default_factory=IndexConfig, description="The index of who holds which block."
+    )
+    prepare: PrepareConfig = Field(
+        default_factory=PrepareConfig, description="Rendering and tokenizing."
+    )
+    timeouts: TimeoutsConfig = Field(
+        default_factory=TimeoutsConfig, description="How long each part of a request may take."
+    )
+    limits: LimitsConfig = Field(
+        default_factory=LimitsConfig, description="What one request may ask for."
+    )
+    health: HealthConfig = Field(default_factory=HealthConfig, description="Probing the replicas.")
+    decision_headers: bool = Field(
+        True,
+        description="Tell clients in x-warmroute-* response headers where a request went and why. "
+        "Switch it off where clients must not learn the replicas' names.",
+    )
+    logging: LoggingConfig = Field(default_factory=LoggingConfig, description="What is logged.")
+
+    @field_validator("policies", mode="after")
+    @classmethod
+    def _add_default_policy(cls, given: dict[str, PolicyConfig]) -> dict[str, PolicyConfig]:
+        return {DEFAULT_POLICY: ExpectedTtftConfig(kind="expected_ttft"), **given}
+
+    @model_validator(mode="after")
+    def _check_across_keys(self) -> Self:
+        findings = cross_findings(self.model_dump(mode="json"))
+        if findings:
+            raise ValidationError.from_exception_data(
+                type(self).__name__,
+                [
+                    InitErrorDetails(
+                        type=PydanticCustomError(
+                            CROSS_CHECK, "{text}", {"text": finding.text + finding.hint}
+                        ),
+                        loc=finding.path,
+                        input=None,
+                    )
+                    for finding in findings
+                ],
+            )
+        return self

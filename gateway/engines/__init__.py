@@ -1,0 +1,1 @@
+"""Facts about engines: paths, metric names, event fields."""

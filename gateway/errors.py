@@ -1,0 +1,174 @@
+"""What can go wrong with a request, and the one place that turns it into an HTTP answer.
+
+    GatewayError                 status, reason
+    +-- ClientError              the request is wrong; another try will not help
+    |   +-- InvalidRequest       400
+    |   +-- ModelNotFound        404
+    |   +-- PathNotFound         404
+    |   +-- MethodNotAllowed     405
+    |   +-- PromptTooLarge       413
+    |   +-- ReceiveTimeout       408
+    +-- UpstreamError            a replica failed us
+    |   +-- ReplicaUnreachable   502, nothing was sent
+    |   +-- ReplicaTimeout       504
+    |   +-- StreamBroken         502, or an aborted body once it has begun
+    +-- Unavailable              503 + Retry-After
+        +-- NoEligibleReplica
+        +-- Draining
+
+Raw exception text never reaches a client: every message here is ours.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar
+
+
+class GatewayError(Exception):
+    """A request that did not get a replica's answer.
+
+    Attributes:
+        status: HTTP status.
+        kind: OpenAI's error type, as vLLM spells it.
+        reason: Machine-readable, bounded; also the metrics label.
+    """
+
+    status: ClassVar[int] = 500
+    kind: ClassVar[str] = "InternalServerError"
+    reason: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers that the answer carries beside its content type."""
+        return []
+
+    def body(self) -> bytes:
+        """The answer in OpenAI's error shape, with our reason beside vLLM's fields."""
+        error = {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.status,
+            "reason": self.reason,
+        }
+        return json.dumps({"error": error}).encode()
+
+
+class ClientError(GatewayError):
+    """The request is wrong; sending it again will not help."""
+
+
+class InvalidRequest(ClientError):
+    """The body cannot be routed: not JSON, or a field is missing or of the wrong type."""
+
+    status = 400
+    kind = "BadRequestError"
+    reason = "invalid_request"
+
+
+class ModelNotFound(ClientError):
+    """No configured model has this name."""
+
+    status = 404
+    kind = "NotFoundError"
+    reason = "model_not_found"
+
+
+class PathNotFound(ClientError):
+    """Not a path of the public API."""
+
+    status = 404
+    kind = "NotFoundError"
+    reason = "path_not_found"
+
+
+class MethodNotAllowed(ClientError):
+    """The path exists, the method does not."""
+
+    status = 405
+    kind = "BadRequestError"
+    reason = "method_not_allowed"
+
+    def __init__(self, message: str, allowed: str) -> None:
+        super().__init__(message)
+        self.allowed = allowed
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """RFC 9110 wants the allowed methods named."""
+        return [(b"allow", self.allowed.encode())]
+
+
+class PromptTooLarge(ClientError):
+    """The body is longer than the gateway takes."""
+
+    status = 413
+    kind = "BadRequestError"
+    reason = "body_too_large"
+
+
+class ReceiveTimeout(ClientError):
+    """The client did not finish sending its request in time."""
+
+    status = 408
+    kind = "BadRequestError"
+    reason = "receive_timeout"
+
+
+class UpstreamError(GatewayError):
+    """A replica failed us."""
+
+    status = 502
+    kind = "BadGatewayError"
+    reason = "replica_error"
+
+
+class ReplicaUnreachable(UpstreamError):
+    """No connection: nothing was sent, so another replica may be tried."""
+
+    reason = "replica_unreachable"
+
+
+class ReplicaTimeout(UpstreamError):
+    """Connected, but no answer in time."""
+
+    status = 504
+    kind = "GatewayTimeoutError"
+    reason = "replica_timeout"
+
+
+class StreamBroken(UpstreamError):
+    """The replica closed the connection, or sent what is not HTTP, before its answer was whole."""
+
+    reason = "stream_broken"
+
+
+class Unavailable(GatewayError):
+    """Nobody can take the request now; the client may try again."""
+
+    status = 503
+    kind = "ServiceUnavailableError"
+    reason = "unavailable"
+
+    # One health interval is the soonest that the state of a replica can change.
+    retry_after_s: ClassVar[int] = 1
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """When to try again, in whole seconds."""
+        return [(b"retry-after", str(self.retry_after_s).encode())]
+
+
+class NoEligibleReplica(Unavailable):
+    """Every replica of the model is starting, ejected or gone."""
+
+    reason = "no_eligible_replica"
+
+
+class Draining(Unavailable):
+    """The gateway is stopping."""
+
+    reason = "draining"

@@ -1,0 +1,1 @@
+"""Prefix indexes: which replica holds which block."""

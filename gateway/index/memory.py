@@ -1,0 +1,53 @@
+"""The embedded index: one gateway's own view, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from routing.block_map import BlockMap
+from routing.types import BlockKey, PrefixMatch, ReplicaId, Tier
+
+
+class MemoryIndex:
+    """A `PrefixIndex` over `routing.block_map.BlockMap`.
+
+    Args:
+        max_blocks: Different blocks a tier at most.
+        max_predicted: Predicted (block, replica) pairs at most.
+        now: Monotonic seconds.
+    """
+
+    def __init__(self, max_blocks: int, max_predicted: int, now: Callable[[], float]) -> None:
+        self._blocks = BlockMap(max_blocks, max_predicted)
+        self._now = now
+
+    async def lookup(
+        self, keys_by_block_size: Mapping[int, Sequence[BlockKey]]
+    ) -> Mapping[ReplicaId, PrefixMatch]:
+        """Walk the prompt's keys once for each block size."""
+        now = self._now()
+        found: dict[ReplicaId, PrefixMatch] = {}
+        for block_size, keys in keys_by_block_size.items():
+            # Keys of another block size never match: the size is part of the chain's root.
+            found |= self._blocks.longest_prefix(keys, block_size, now)
+        return found
+
+    def store(self, replica: ReplicaId, keys: Sequence[BlockKey], tier: Tier) -> None:
+        """Record stored blocks."""
+        self._blocks.store(replica, keys, tier)
+
+    def remove(self, replica: ReplicaId, keys: Iterable[BlockKey], tier: Tier) -> None:
+        """Record removed blocks."""
+        self._blocks.remove(replica, keys, tier)
+
+    def clear(self, replica: ReplicaId, keys: Iterable[BlockKey]) -> None:
+        """Forget a replica, in O(1)."""
+        self._blocks.clear(replica, keys)
+
+    def predict(self, replica: ReplicaId, keys: Sequence[BlockKey], ttl_s: float) -> None:
+        """Record a prediction."""
+        self._blocks.predict(replica, keys, self._now() + ttl_s)
+
+    def num_blocks(self) -> Mapping[Tier, int]:
+        """Return how many different blocks each tier knows."""
+        return {tier: self._blocks.num_blocks(tier) for tier in Tier}

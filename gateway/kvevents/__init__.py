@@ -1,0 +1,1 @@
+"""KV events: bytes to index changes, in order, or not at all."""

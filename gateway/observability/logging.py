@@ -1,0 +1,78 @@
+"""Logs: one JSON object a line on stdout. Never prompt text, keys or tokens."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+LOGGER = "warmroute"
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one JSON object: time, level, event, and the record's `fields`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+        }
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class EventLog:
+    """Writes named events with fields.
+
+    Args:
+        logger: Where they go.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def info(self, event: str, **fields: Any) -> None:
+        """Something that happens in a good day."""
+        self._logger.info(event, extra={"fields": fields})
+
+    def warning(self, event: str, **fields: Any) -> None:
+        """Something that costs quality: a replica is ejected, a tokenizer is missing."""
+        self._logger.warning(event, extra={"fields": fields})
+
+    def error(self, event: str, **fields: Any) -> None:
+        """Something that an operator has to mend."""
+        self._logger.error(event, extra={"fields": fields})
+
+    def exception(self, event: str, **fields: Any) -> None:
+        """A bug, with the traceback of the exception being handled."""
+        self._logger.error(event, exc_info=True, extra={"fields": fields})  # noqa: LOG014 - callers handle one
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    # How we cut a broken answer short, so that its length is seen to be wrong; our own line about
+    # the request says it better.
+    return not record.getMessage().startswith("ASGI callable returned without completing")
+
+
+def configure(level: str) -> EventLog:
+    """Send our log and uvicorn's to stdout as JSON lines.
+
+    Args:
+        level: debug, info, warning or error.
+    """
+    handler: logging.Handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(JsonFormatter())
+    handler.addFilter(_is_news)
+    # uvicorn's own news (started, shutting down) repeats ours; its warnings are worth having.
+    for name, at_least in ((LOGGER, level.upper()), ("uvicorn", "WARNING")):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.setLevel(at_least)
+        logger.propagate = False
+    return EventLog(logging.getLogger(LOGGER))

@@ -1,0 +1,1 @@
+"""The relay: one request to one replica, and its answer back."""

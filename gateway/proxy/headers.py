@@ -1,0 +1,73 @@
+"""Which headers cross the gateway, in both directions. Pure.
+
+Source: RFC 9110, section 7.6.1 (hop-by-hop fields, and those that Connection names).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+Header = tuple[bytes, bytes]
+
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+# Written anew for the next hop: the body is whole here, and `100 Continue` was ours to answer.
+FRAMING = frozenset({b"host", b"content-length", b"expect"})
+FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
+
+
+def first(headers: Iterable[Header], name: bytes) -> bytes | None:
+    """Return the first value of a header (`name` in lower case), or None."""
+    return next((value for key, value in headers if key == name), None)
+
+
+def request_headers(
+    received: Sequence[Header],
+    *,
+    client: str,
+    scheme: str,
+    request_id: bytes,
+    bearer: bytes | None,
+) -> list[Header]:
+    """Return the headers that go to a replica.
+
+    Args:
+        received: The client's headers, names in lower case.
+        client: The client's address, appended to X-Forwarded-For.
+        scheme: http or https, as the client came in.
+        request_id: Goes out as X-Request-Id; the client's own where it sent one.
+        bearer: The replica's own key; replaces the client's Authorization where there is one.
+    """
+    dropped = HOP_BY_HOP | FRAMING | FORWARDED | {b"x-request-id"} | _named_by_connection(received)
+    if bearer is not None:
+        dropped |= {b"authorization"}
+    headers = [header for header in received if header[0] not in dropped]
+    chain = [value for name, value in received if name == b"x-forwarded-for"]
+    headers.append((b"x-forwarded-for", b", ".join([*chain, client.encode()])))
+    proto = first(received, b"x-forwarded-proto") or scheme.encode()
+    headers += [(b"x-forwarded-proto", proto), (b"x-request-id", request_id)]
+    if bearer is not None:
+        headers.append((b"authorization", b"Bearer " + bearer))
+    return headers
+
+
+def response_headers(received: Sequence[Header]) -> list[Header]:
+    """Return the headers of a replica's response that go to the client; Content-Length stays."""
+    dropped = HOP_BY_HOP | _named_by_connection(received)
+    return [header for header in received if header[0] not in dropped]
+
+
+def _named_by_connection(headers: Iterable[Header]) -> frozenset[bytes]:
+    values = (value for name, value in headers if name == b"connection")
+    return frozenset(token.strip().lower() for value in values for token in value.split(b","))

@@ -1,0 +1,220 @@
+"""The seam to replicas: one request out, one response back, as bytes.
+
+`Transport` is what the pipeline knows. The implementation here is a small HTTP/1.1 client on
+httptools, chosen by measurement: a general client costs 1.4 to 2 times the CPU a request, and the
+relay is what a gateway spends its time on (docs/adr/0007).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from gateway.errors import ReplicaTimeout, ReplicaUnreachable, StreamBroken
+from gateway.proxy.connection import Connection, Exchange, Header
+
+# vLLM (uvicorn) closes idle connections after 5 s; ours must go first, or a POST meets a reset.
+IDLE_EXPIRY_S = 4.0
+# Idle connections kept for one replica: as many as one replica runs sequences at once (256 in
+# vLLM's default), so that a burst's connections are reused by the next one.
+MAX_IDLE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a replica listens."""
+
+    host: str
+    port: int
+    tls: bool = False
+
+    @classmethod
+    def of(cls, url: str) -> Origin:
+        """Return the origin of an http or https URL."""
+        parts = urlsplit(url)
+        tls = parts.scheme == "https"
+        return cls(parts.hostname or "", parts.port or (443 if tls else 80), tls)
+
+    @property
+    def authority(self) -> bytes:
+        """The Host header's value."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds that one exchange may wait for each of its steps.
+
+    Attributes:
+        connect_s: To open a connection.
+        first_byte_s: For the headers, and again for the first byte of the body.
+        idle_s: Between two pieces of the body.
+    """
+
+    connect_s: float = 2.0
+    first_byte_s: float = 600.0
+    idle_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamRequest:
+    """What goes to a replica; `headers` already leave out hop-by-hop and framing headers."""
+
+    method: bytes
+    target: bytes
+    headers: list[Header]
+    body: bytes
+
+    def head(self, origin: Origin) -> bytes:
+        """Return the request line and headers as bytes on the wire."""
+        lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (self.method, self.target, origin.authority)]
+        lines += [b"%b: %b\r\n" % header for header in self.headers]
+        if self.body or self.method != b"GET":
+            lines.append(b"content-length: %d\r\n" % len(self.body))
+        lines.append(b"\r\n")
+        return b"".join(lines)
+
+
+class UpstreamResponse(Protocol):
+    """A response whose status and headers are here and whose body is still coming."""
+
+    @property
+    def status(self) -> int:
+        """HTTP status."""
+        ...
+
+    @property
+    def headers(self) -> list[Header]:
+        """Headers as received, in order, names in lower case."""
+        ...
+
+    async def read(self) -> bytes:
+        """Return the next piece of the body as it came from the wire; b"" at its end.
+
+        Raises:
+            ReplicaTimeout: Nothing came for `Deadlines.first_byte_s`, or later for `idle_s`.
+            StreamBroken: The connection ended before the body did.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go: keep the connection where the response is whole, else close it. Idempotent."""
+        ...
+
+
+class Transport(Protocol):
+    """Sends requests to replicas."""
+
+    async def request(
+        self, origin: Origin, request: UpstreamRequest, deadlines: Deadlines
+    ) -> UpstreamResponse:
+        """Send a request and wait for the response's status and headers.
+
+        Raises:
+            ReplicaUnreachable: No connection: nothing was sent.
+            ReplicaTimeout: No first byte within `deadlines.first_byte_s`.
+            StreamBroken: The connection ended, or spoke no HTTP, before the headers were whole.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        ...
+
+
+class HttpToolsTransport:
+    """HTTP/1.1 over kept-alive connections, one request a connection at a time.
+
+    Args:
+        now: Monotonic seconds; asyncio's loop time.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._idle_by_origin: dict[Origin, list[Connection]] = {}
+        self._ssl_context: ssl.SSLContext | None = None
+
+    async def request(
+        self, origin: Origin, request: UpstreamRequest, deadlines: Deadlines
+    ) -> UpstreamResponse:
+        """Send a request; see `Transport.request`.
+
+        A kept connection that the replica closed before a single byte of response gets one more
+        try on a fresh one: the close crossed our request on the wire.
+        """
+        head = request.head(origin)
+        connection = self._take_idle(origin)
+        if connection is not None:
+            try:
+                return await self._exchange(origin, connection, head, request.body, deadlines)
+            except StreamBroken:
+                if connection.num_received_bytes:
+                    raise
+        connection = await self._connect(origin, deadlines.connect_s)
+        return await self._exchange(origin, connection, head, request.body, deadlines)
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        for idle in self._idle_by_origin.values():
+            for connection in idle:
+                connection.abort()
+        self._idle_by_origin.clear()
+
+    async def _exchange(
+        self, origin: Origin, connection: Connection, head: bytes, body: bytes, deadlines: Deadlines
+    ) -> UpstreamResponse:
+        exchange = Exchange(
+            deadlines.first_byte_s, deadlines.idle_s, lambda: self._keep(origin, connection)
+        )
+        try:
+            connection.start(exchange, head, body)
+            async with asyncio.timeout(deadlines.first_byte_s):
+                await exchange.headers_received()
+        except TimeoutError:
+            exchange.close()
+            message = f"The replica did not answer within {deadlines.first_byte_s:g} s."
+            raise ReplicaTimeout(message) from None
+        except BaseException:
+            exchange.close()
+            raise
+        return exchange
+
+    async def _connect(self, origin: Origin, connect_s: float) -> Connection:
+        loop = asyncio.get_running_loop()
+        context = self._tls_context() if origin.tls else None
+        try:
+            async with asyncio.timeout(connect_s):
+                _, connection = await loop.create_connection(
+                    Connection, origin.host, origin.port, ssl=context
+                )
+        except (OSError, TimeoutError):  # refused, reset, unresolved, TLS failure, too slow
+            raise ReplicaUnreachable("The replica could not be reached.") from None
+        return connection
+
+    def _tls_context(self) -> ssl.SSLContext:
+        if self._ssl_context is None:
+            self._ssl_context = ssl.create_default_context()
+        return self._ssl_context
+
+    def _take_idle(self, origin: Origin) -> Connection | None:
+        idle = self._idle_by_origin.get(origin, [])
+        while idle:
+            connection = idle.pop()  # the youngest: the old ones may expire in peace
+            if connection.usable and self._now() - connection.idle_since < IDLE_EXPIRY_S:
+                return connection
+            connection.abort()
+        return None
+
+    def _keep(self, origin: Origin, connection: Connection) -> None:
+        idle = self._idle_by_origin.setdefault(origin, [])
+        now = self._now()
+        # The list is in order of age, so those that expired are at its front.
+        while idle and (now - idle[0].idle_since >= IDLE_EXPIRY_S or len(idle) >= MAX_IDLE):
+            idle.pop(0).abort()
+        connection.idle_since = now
+        idle.append(connection)

@@ -1,0 +1,57 @@
+"""Reads the engine's own word on cached tokens out of a response that passes by. Pure.
+
+The bytes are not parsed and not held up: only the last few pieces are kept, and looked at once,
+when the response has ended.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import dataclass
+
+# vLLM puts usage into the last event before [DONE], and behind the choices of a whole answer.
+_KEPT_PIECES = 4
+_MARK = b'"usage":{'
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts as the engine reported them; `cached_tokens` is None where it does not."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None
+
+
+class UsageReader:
+    """Remembers the tail of a body and finds the usage in it."""
+
+    def __init__(self) -> None:
+        self._tail: deque[bytes] = deque(maxlen=_KEPT_PIECES)
+
+    def feed(self, piece: bytes) -> None:
+        """Take the next piece of the body."""
+        self._tail.append(piece)
+
+    def usage(self) -> Usage | None:
+        """Return the last usage object, or None where the body told none.
+
+        Inside a JSON string every quote is escaped, so generated text cannot imitate the mark.
+        """
+        tail = b"".join(self._tail)
+        start = tail.rfind(_MARK)
+        if start < 0:
+            return None
+        try:
+            text = tail[start + len(_MARK) - 1 :].decode(errors="replace")
+            found, _ = json.JSONDecoder().raw_decode(text)
+            details = found.get("prompt_tokens_details") or {}
+            cached = details.get("cached_tokens")
+            return Usage(
+                prompt_tokens=int(found.get("prompt_tokens") or 0),
+                completion_tokens=int(found.get("completion_tokens") or 0),
+                cached_tokens=None if cached is None else int(cached),
+            )
+        except (ValueError, TypeError, AttributeError):
+            return None  # cut by the tail, or not an engine that we know

@@ -1,0 +1,1 @@
+"""Replicas: who they are, how they are, what they hold."""

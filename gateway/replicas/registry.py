@@ -1,0 +1,136 @@
+"""The replicas that we know, and which of them may get requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gateway.kvevents.subscriber import Source
+from gateway.proxy.transport import Origin
+from routing.types import ReplicaId, Rung
+
+
+class ReplicaState(StrEnum):
+    """Whether a replica may get requests."""
+
+    STARTING = "starting"  # not yet seen healthy
+    READY = "ready"
+    EJECTED = "ejected"  # it was ready and does not answer
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One entry of a replica's /v1/models."""
+
+    name: str
+    parent: str | None = None  # the base model, where this is a LoRA adapter
+    max_model_len: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFacts:
+    """What a replica says about itself.
+
+    Attributes:
+        models: What it serves; the base model first.
+        block_size: Tokens a KV block; None where it does not say.
+        num_blocks: Blocks that fit its GPU memory; None where it does not say.
+        started_at: Its process's start, in seconds of its own clock; tells a restart.
+        kv_events: Where it publishes KV events; None where it does not.
+    """
+
+    models: tuple[ServedModel, ...] = ()
+    block_size: int | None = None
+    num_blocks: int | None = None
+    started_at: float | None = None
+    kv_events: Source | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One running engine with its own KV cache and address.
+
+    Attributes:
+        replica_id: Its name everywhere.
+        model_key: The model pool that it belongs to (`gateway.models.Model.key`).
+        url: Where it listens, without a path.
+        state: Whether it may get requests.
+        state_reason: Why, in one word for metrics and logs.
+        since: When the state began, monotonic seconds.
+        facts: What it last said about itself.
+        follows_events: Whether its KV events are being read: then its entries are precise.
+    """
+
+    replica_id: ReplicaId
+    model_key: str
+    url: str
+    origin: Origin
+    upstream_key: str | None = None
+    configured_block_size: int | None = None
+    configured_events: Source | None = None
+    read_events: bool = True
+    state: ReplicaState = ReplicaState.STARTING
+    state_reason: str = "not_probed"
+    since: float = 0.0
+    facts: ReplicaFacts = field(default_factory=ReplicaFacts)
+    follows_events: bool = False
+
+    @property
+    def block_size(self) -> int | None:
+        """Tokens a KV block: as configured, else as the replica says."""
+        return self.configured_block_size or self.facts.block_size
+
+    @property
+    def kv_events(self) -> Source | None:
+        """Where to subscribe: as configured, else as the replica says; None for nowhere."""
+        return (self.configured_events or self.facts.kv_events) if self.read_events else None
+
+
+class Registry:
+    """All configured replicas.
+
+    Args:
+        replicas: The fleet.
+        now: Monotonic seconds.
+        on_change: Told of every change of a replica's state, after it.
+    """
+
+    def __init__(
+        self,
+        replicas: Iterable[Replica],
+        now: Callable[[], float],
+        on_change: Callable[[Replica], None],
+    ) -> None:
+        self._replica_by_id = {replica.replica_id: replica for replica in replicas}
+        self._now = now
+        self._on_change = on_change
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self._replica_by_id.values())
+
+    def __getitem__(self, replica_id: ReplicaId) -> Replica:
+        return self._replica_by_id[replica_id]
+
+    def of_model(self, model_key: str) -> list[Replica]:
+        """Return all replicas of a model, in any state."""
+        return [replica for replica in self if replica.model_key == model_key]
+
+    def eligible(self, model_key: str) -> list[Replica]:
+        """Return the replicas of a model that may get a request now."""
+        return [r for r in self.of_model(model_key) if r.state is ReplicaState.READY]
+
+    def set_state(self, replica: Replica, state: ReplicaState, reason: str) -> None:
+        """Move a replica to a state; the same state again only updates the reason."""
+        changed = replica.state is not state
+        replica.state_reason = reason
+        if changed:
+            replica.state = state
+            replica.since = self._now()
+            self._on_change(replica)
+
+
+def rung_of(replicas: Iterable[Replica]) -> Rung:
+    """Return how exactly the caches of these replicas are known: by events, or by history."""
+    followed = all(replica.follows_events for replica in replicas)
+    return Rung.PRECISE if followed else Rung.PREDICTED

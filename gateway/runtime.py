@@ -1,0 +1,159 @@
+"""One gateway: wires its parts, starts them in order and stops them in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from random import Random
+
+import httpx
+import zmq.asyncio
+
+from gateway.api.admin import build_admin_app
+from gateway.api.openai import PublicApi
+from gateway.api.public import build_public_app
+from gateway.config.models import GatewayConfig
+from gateway.fleet import FleetView, build_models, build_replicas
+from gateway.index.memory import MemoryIndex
+from gateway.kvevents.follow import Followers
+from gateway.models import Models
+from gateway.observability.logging import EventLog
+from gateway.observability.metrics import Metrics
+from gateway.observability.record import Observer
+from gateway.pipeline import Pipeline
+from gateway.placement import Placer
+from gateway.proxy.transport import Deadlines, HttpToolsTransport
+from gateway.replicas.health import Prober, ProbeTimes
+from gateway.replicas.registry import Registry, Replica, ReplicaState
+from gateway.server import Server, bind, url_of
+from routing.load import LoadBook
+
+# Predictions kept at most, in (block, replica) pairs: what 80 requests a second of 200 blocks
+# predict in the 120 s that a replica without events gets.
+MAX_PREDICTED = 2_000_000
+
+
+class Gateway:
+    """A gateway, from its configuration.
+
+    Args:
+        config: Validated.
+        log: Where events go.
+
+    Raises:
+        ListenError: One of its addresses cannot be bound. Nothing runs yet.
+    """
+
+    def __init__(self, config: GatewayConfig, log: EventLog) -> None:
+        self._config = config
+        self._log = log
+        self._metrics = Metrics()
+        self._stopping = asyncio.Event()
+        self._public_socket = bind(config.listen.host, config.listen.port)
+        try:
+            self._admin_socket = bind(config.admin.host, config.admin.port)
+        except BaseException:
+            self._public_socket.close()
+            raise
+
+    def stop(self) -> None:
+        """Let running requests end, then return from `run`."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Serve until `stop`, SIGTERM or SIGINT."""
+        async with AsyncExitStack() as stack:
+            public, admin = await self._wire(stack)
+            await self._serve(public, admin)
+
+    async def _wire(self, stack: AsyncExitStack) -> tuple[Server, Server]:
+        """Build all parts; `stack` stops what runs, last started first."""
+        config, now = self._config, asyncio.get_running_loop().time
+        executor = ThreadPoolExecutor(config.prepare.threads, "prepare")
+        stack.callback(executor.shutdown, wait=False, cancel_futures=True)
+        models = await build_models(config, executor, self._metrics, self._log)
+        registry = Registry(build_replicas(config), now, self._log_state)
+        index = MemoryIndex(config.index.max_blocks, MAX_PREDICTED, now)
+        book = LoadBook()
+        context = zmq.asyncio.Context()
+        stack.callback(context.destroy, linger=0)
+        followers = Followers(index, context, config.index.max_blocks)
+        stack.callback(followers.close)
+        await self._start_probes(stack, models, registry, followers)
+        transport = HttpToolsTransport(now)
+        stack.callback(transport.close)
+        observer = Observer(self._metrics, self._log if config.logging.requests else None, now)
+        pipeline = Pipeline(
+            models=models,
+            registry=registry,
+            index=index,
+            book=book,
+            placer=Placer(registry, book, index, config.index, Random(), now),
+            transport=transport,
+            lookup_timeout_s=config.index.lookup_timeout_s,
+            deadlines=Deadlines(
+                config.timeouts.connect_s, config.timeouts.first_byte_s, config.timeouts.idle_s
+            ),
+            decision_headers=config.decision_headers,
+            now=now,
+        )
+        others = build_public_app(models, lambda: self._is_ready(registry))
+        public = PublicApi(pipeline, others, observer, self._log, config)
+        view = FleetView(models, registry, book, index, followers, self._metrics, now)
+        admin = build_admin_app(pipeline, view, self._metrics, config.limits.max_body_bytes)
+        drain_s = config.timeouts.drain_s
+        return Server(public, drain_s), Server(admin, drain_s)
+
+    async def _start_probes(
+        self, stack: AsyncExitStack, models: Models, registry: Registry, followers: Followers
+    ) -> None:
+        health = self._config.health
+        client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
+
+        def learned(replica: Replica, restarted: bool) -> None:
+            models.learn(replica.model_key, replica.facts.models)
+            followers.follow(replica, restarted=restarted)
+
+        times = ProbeTimes(
+            health.interval_s, health.timeout_s, health.failures_to_eject, health.metrics_interval_s
+        )
+        prober = Prober(client, registry, times, learned)
+        for replica in registry:
+            task = asyncio.create_task(prober.run(replica), name=f"probe {replica.replica_id}")
+            stack.callback(task.cancel)
+
+    async def _serve(self, public: Server, admin: Server) -> None:
+        """Serve both listeners; the public one stops first, so that its drain can be watched."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        serving_admin = asyncio.create_task(admin.serve(sockets=[self._admin_socket]))
+        serving_public = asyncio.create_task(public.serve(sockets=[self._public_socket]))
+        self._log.info(
+            "ready", url=url_of(self._public_socket), admin_url=url_of(self._admin_socket)
+        )
+        stopping = asyncio.create_task(self._stopping.wait())
+        ended = {stopping, serving_public, serving_admin}
+        await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
+        self._log.info("stopping", drain_s=self._config.timeouts.drain_s)
+        self._stopping.set()
+        public.stop()
+        await serving_public
+        admin.stop()
+        await serving_admin
+        self._log.info("stopped")
+
+    def _is_ready(self, registry: Registry) -> bool:
+        eligible = any(replica.state is ReplicaState.READY for replica in registry)
+        return eligible and not self._stopping.is_set()
+
+    def _log_state(self, replica: Replica) -> None:
+        say = self._log.info if replica.state is ReplicaState.READY else self._log.warning
+        say(
+            "replica_state",
+            replica=replica.replica_id,
+            state=replica.state.value,
+            reason=replica.state_reason,
+        )

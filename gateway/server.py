@@ -1,0 +1,89 @@
+"""Listeners: sockets bound by us, served by uvicorn in one event loop."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from gateway.api.asgi import AsgiApp
+
+# Load balancers keep idle connections for 60 s (AWS ALB's default); a server that closes earlier
+# makes them answer 502 now and then.
+KEEP_ALIVE_S = 75
+# As many connections may wait to be accepted as Linux allows by default (net.core.somaxconn).
+BACKLOG = 4096
+
+
+class ListenError(Exception):
+    """An address cannot be bound; the message says which and why."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        ListenError: The port is taken, not allowed, or the host is not an address of this machine.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        what = error.strerror or str(error)
+        raise ListenError(f"cannot listen on {host}:{port}: {what.lower()}") from error
+
+
+def url_of(bound: socket.socket) -> str:
+    """Return a URL under which a listening socket is reached from this machine."""
+    host, port = bound.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """One listener. Signals are the gateway's business, as it has two listeners and an order.
+
+    Args:
+        app: What to serve.
+        drain_s: Seconds that running requests get once `stop` was called.
+    """
+
+    def __init__(self, app: AsgiApp, drain_s: float) -> None:
+        super().__init__(
+            uvicorn.Config(
+                _Typed(app),
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                # A replica's own Date and Server pass; ours would stand beside them.
+                server_header=False,
+                date_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=max(1, round(drain_s)),
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the process's signals alone."""
+        yield
+
+    def stop(self) -> None:
+        """Accept no further connections, let running requests end, then return from `serve`."""
+        self.should_exit = True
+
+
+class _Typed:
+    """Gives uvicorn an application of the type that it names."""
+
+    def __init__(self, app: AsgiApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._app(scope, receive, send)

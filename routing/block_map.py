@@ -1,0 +1,216 @@
+"""Who holds which block, in which tier. The embedded index, and the model of every other one.
+
+One integer bit mask a block and tier says which replicas hold it, so the longest prefix of all
+replicas at once is one walk over the prompt's keys. A replica's incarnation owns one bit: when its
+cache is cleared it gets a new bit, and the old one stops counting at once; the blocks that still
+carry the old bit are swept a few at a time by later calls (docs/adr/0004).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from routing.predictions import Predictions
+from routing.types import BlockKey, PrefixMatch, ReplicaId, Tier
+
+# Swept blocks for each block that is stored: garbage shrinks while the map grows, and one call
+# never does more than a small multiple of its own work.
+_SWEEP_FACTOR = 2
+
+# The mask of a block in the shared pool: all bits, as every replica reaches it.
+_EVERY_REPLICA = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Incarnation:
+    """One life of one replica's cache."""
+
+    number: int  # never used twice, unlike the bit
+    bit: int
+
+
+class BlockMap:
+    """Block keys -> holders by tier, bounded.
+
+    Args:
+        max_blocks: Different blocks a tier at most; further ones are refused and counted.
+        max_predicted: Predicted (block, replica) pairs at most; the soonest to expire go first.
+    """
+
+    def __init__(self, max_blocks: int, max_predicted: int) -> None:
+        self._max_blocks = max_blocks
+        self._mask_by_key: Mapping[Tier, dict[BlockKey, int]] = {tier: {} for tier in Tier}
+        self._predictions = Predictions(max_predicted)
+        self._incarnation_by_replica: dict[ReplicaId, _Incarnation] = {}
+        self._replica_by_bit: dict[int, ReplicaId] = {}
+        self._bit_by_number: dict[int, int] = {}
+        self._num_incarnations = 0
+        self._free_bits: list[int] = []
+        self._garbage: deque[tuple[int, Iterator[BlockKey]]] = deque()
+        self.num_refused = 0
+
+    def num_blocks(self, tier: Tier) -> int:
+        """Return how many different blocks a tier knows, with those that wait for the sweep."""
+        return len(self._mask_by_key[tier])
+
+    def store(self, replica: ReplicaId, keys: Sequence[BlockKey], tier: Tier) -> None:
+        """Record that a replica holds blocks. What does not fit is refused and counted.
+
+        A block in L2 is held for every replica, whoever stored it.
+        """
+        mask_by_key = self._mask_by_key[tier]
+        bit = self._incarnation(replica).bit
+        mask = _EVERY_REPLICA if tier is Tier.L2 else 1 << bit
+        for key in keys:
+            held = mask_by_key.get(key)
+            if held is not None:
+                mask_by_key[key] = held | mask
+            elif len(mask_by_key) < self._max_blocks:
+                mask_by_key[key] = mask
+            else:
+                self.num_refused += 1
+        self.sweep(_SWEEP_FACTOR * len(keys))
+
+    def remove(self, replica: ReplicaId, keys: Iterable[BlockKey], tier: Tier) -> None:
+        """Record that a replica no longer holds blocks in one tier; other tiers stay as they are.
+
+        A block removed from L2 is gone for every replica.
+        """
+        incarnation = self._incarnation_by_replica.get(replica)
+        if tier is Tier.L2:
+            for key in keys:
+                self._mask_by_key[tier].pop(key, None)
+        elif incarnation is not None:
+            for key in keys:
+                _unset(self._mask_by_key[tier], key, incarnation.bit)
+
+    def clear(self, replica: ReplicaId, keys: Iterable[BlockKey]) -> None:
+        """Forget all that a replica holds in L0 and L1, confirmed or predicted, in O(1).
+
+        Args:
+            replica: Whose blocks count no longer, from this call on.
+            keys: What it held, for the sweep. The caller knows it, as removals name engine hashes
+                that somebody has to translate; the map would need a second copy of it.
+        """
+        incarnation = self._incarnation_by_replica.pop(replica, None)
+        if incarnation is not None:
+            del self._replica_by_bit[incarnation.bit]
+            del self._bit_by_number[incarnation.number]
+            self._garbage.append((incarnation.bit, iter(keys)))
+
+    def sweep(self, max_blocks: int) -> bool:
+        """Remove up to `max_blocks` blocks of cleared replicas; True while some are left."""
+        while self._garbage and max_blocks > 0:
+            bit, keys = self._garbage[0]
+            swept = 0
+            for key in islice(keys, max_blocks):
+                swept += 1
+                _unset(self._mask_by_key[Tier.L0], key, bit)
+                _unset(self._mask_by_key[Tier.L1], key, bit)
+            if swept < max_blocks:
+                self._garbage.popleft()
+                self._free_bits.append(bit)
+            max_blocks -= swept
+        return bool(self._garbage)
+
+    def predict(self, replica: ReplicaId, keys: Sequence[BlockKey], until: float) -> None:
+        """Record that a replica will probably hold blocks, as a prompt was sent there.
+
+        Args:
+            replica: Where the prompt went.
+            keys: Keys of the prompt's full blocks.
+            until: Monotonic seconds; the prediction is void from then on.
+        """
+        self._predictions.add(self._incarnation(replica).number, keys, until)
+
+    def longest_prefix(
+        self, keys: Sequence[BlockKey], block_size: int, now: float
+    ) -> dict[ReplicaId, PrefixMatch]:
+        """Return the match of every replica that can be served the first block at least.
+
+        Args:
+            keys: The prompt's block keys, already capped (`routing.hashing.max_matched_blocks`).
+            block_size: Tokens a block.
+            now: Monotonic seconds.
+        """
+        self._predictions.expire(now)
+        l0, l1, l2 = (self._mask_by_key[tier].get for tier in Tier)
+        everyone = sum(1 << bit for bit in self._replica_by_bit)
+        confirmed = _run_by_bit(keys, everyone, l0)
+        run_l0 = confirmed
+        if self._predictions:
+            run_l0 = _run_by_bit(keys, everyone, l0, self._predicted_mask)
+        run_l1, run_l2 = run_l0, run_l0
+        if self._mask_by_key[Tier.L1]:
+            run_l1 = run_l2 = _run_by_bit(keys, everyone, l0, self._predicted_mask, l1)
+        if self._mask_by_key[Tier.L2]:
+            run_l2 = _run_by_bit(keys, everyone, l0, self._predicted_mask, l1, l2)
+        return {
+            self._replica_by_bit[bit]: PrefixMatch(
+                l0_tokens=run_l0.get(bit, 0) * block_size,
+                l1_tokens=(run_l1.get(bit, 0) - run_l0.get(bit, 0)) * block_size,
+                l2_tokens=(num_blocks - run_l1.get(bit, 0)) * block_size,
+                confirmed_tokens=confirmed.get(bit, 0) * block_size,
+            )
+            for bit, num_blocks in run_l2.items()
+        }
+
+    def _incarnation(self, replica: ReplicaId) -> _Incarnation:
+        found = self._incarnation_by_replica.get(replica)
+        if found is None:
+            bits_in_use = len(self._replica_by_bit) + len(self._garbage)
+            bit = self._free_bits.pop() if self._free_bits else bits_in_use
+            found = _Incarnation(self._num_incarnations, bit)
+            self._num_incarnations += 1
+            self._incarnation_by_replica[replica] = found
+            self._replica_by_bit[bit] = replica
+            self._bit_by_number[found.number] = bit
+        return found
+
+    def _predicted_mask(self, key: BlockKey, default: int) -> int:
+        mask = default
+        for number in self._predictions.holders(key):
+            bit = self._bit_by_number.get(number)
+            if bit is not None:
+                mask |= 1 << bit
+        return mask
+
+
+def _unset(mask_by_key: dict[BlockKey, int], key: BlockKey, bit: int) -> None:
+    held = mask_by_key.get(key)
+    if held is None:
+        return
+    held &= ~(1 << bit)
+    if held:
+        mask_by_key[key] = held
+    else:
+        del mask_by_key[key]
+
+
+def _run_by_bit(
+    keys: Sequence[BlockKey], alive: int, *masks: Callable[[BlockKey, int], int]
+) -> dict[int, int]:
+    """Return by bit how many leading keys are held, by any of `masks`, in bits of `alive`."""
+    run_by_bit: dict[int, int] = {}
+    for depth, key in enumerate(keys):
+        held = 0
+        for mask in masks:
+            held |= mask(key, 0)
+        ended = alive & ~held
+        if ended:
+            _note(run_by_bit, ended, depth)
+            alive ^= ended
+        if not alive:
+            return run_by_bit
+    _note(run_by_bit, alive, len(keys))
+    return run_by_bit
+
+
+def _note(run_by_bit: dict[int, int], mask: int, depth: int) -> None:
+    while mask and depth:  # a run of no blocks is no match
+        bit = (mask & -mask).bit_length() - 1
+        run_by_bit[bit] = depth
+        mask &= mask - 1

@@ -1,0 +1,53 @@
+"""What a policy is: it ranks candidates. The router bounds and chooses (routing/router.py)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from random import Random
+from typing import ClassVar
+
+from xxhash import xxh3_64_intdigest
+
+from routing.types import Candidate, ReplicaId, RouteQuery, Scored
+
+
+class Policy(ABC):
+    """Scores candidates; the lowest score wins and ties are broken at random by the router.
+
+    A policy holds parameters and nothing else: equal arguments and equal random numbers give
+    equal scores, so that a decision can be explained and replayed.
+    """
+
+    kind: ClassVar[str]
+    """The name that configuration uses."""
+
+    bounded: ClassVar[bool] = True
+    """Whether the router applies the load bound. Only a baseline has a reason to say no."""
+
+    def can_rank(self, query: RouteQuery) -> bool:  # noqa: ARG002 - the default needs nothing
+        """Return whether enough is known about this request; else the router asks the next one."""
+        return True
+
+    @abstractmethod
+    def score(
+        self, query: RouteQuery, candidates: Sequence[Candidate], rng: Random
+    ) -> list[Scored]:
+        """Return one score a candidate, in the order of `candidates`.
+
+        Args:
+            query: What is known about the request; `can_rank` said yes to it.
+            candidates: Eligible replicas, at least 1, sorted by replica id.
+            rng: The only source of randomness.
+        """
+
+
+def rendezvous_distance(key: int, replica: ReplicaId) -> float:
+    """Return in [0, 1) how far a replica is from a key; the nearest one owns it.
+
+    Adding or removing a replica moves only the keys that it owned.
+
+    Source:
+        Thaler, Ravishankar, "A Name-Based Mapping Scheme for Rendezvous" (1996).
+    """
+    return float(xxh3_64_intdigest(replica.encode(), key)) / 2.0**64

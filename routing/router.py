@@ -1,0 +1,111 @@
+"""The routing rule: eligible -> rank -> bound -> choose -> explain. Pure.
+
+The load bound lives here and not in the policies, so no policy, ours or a user's, can bring skew
+back (docs/adr/0002).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from routing.bound import load_cap
+from routing.policies import ConsistentHash, LeastLoaded, Policy
+from routing.types import (
+    Candidate,
+    Decision,
+    RankedCandidate,
+    Reason,
+    RouteQuery,
+    Scored,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBound:
+    """How far above the mean one replica may go; see `routing.bound.load_cap`.
+
+    Source:
+        1.5 and 4 come from the same sweep as the default policy's weights (docs/adr/0006).
+    """
+
+    load_bound: float = 1.5
+    slack: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Decides where a request goes, by one policy, its bound and the policies below it.
+
+    Attributes:
+        policy: Ranks the candidates where enough is known about the request.
+        bound: The load bound, applied to every policy that does not refuse it.
+        fallbacks: Asked in order where `policy` cannot rank; the last one always can.
+    """
+
+    policy: Policy
+    bound: LoadBound = LoadBound()
+    fallbacks: tuple[Policy, ...] = field(default=(ConsistentHash(), LeastLoaded()))
+
+    def decide(self, query: RouteQuery, candidates: Sequence[Candidate], rng: Random) -> Decision:
+        """Choose one of the candidates.
+
+        Args:
+            query: What is known about the request.
+            candidates: Eligible replicas, at least 1, in any order.
+            rng: Breaks ties, and draws for policies that draw.
+
+        Raises:
+            ValueError: There are no candidates. Whether that is a 503 is the caller's business.
+        """
+        if not candidates:
+            raise ValueError("no candidates to decide between")
+        candidates = sorted(candidates, key=lambda candidate: candidate.replica)
+        policy = self._policy_for(query)
+        cap = self._cap(policy, candidates)
+        ranked = _rank(candidates, policy.score(query, candidates, rng), cap, rng)
+        chosen, reason = _choose(ranked)
+        return Decision(
+            replica=chosen.candidate.replica,
+            policy=policy.kind,
+            rung=query.rung,
+            reason=reason,
+            load_cap=cap,
+            ranked=ranked,
+        )
+
+    def _policy_for(self, query: RouteQuery) -> Policy:
+        return next(p for p in (self.policy, *self.fallbacks) if p.can_rank(query))
+
+    def _cap(self, policy: Policy, candidates: Sequence[Candidate]) -> int | None:
+        if not policy.bounded:
+            return None
+        total = sum(candidate.load.in_flight for candidate in candidates)
+        return load_cap(total, len(candidates), self.bound.load_bound, self.bound.slack)
+
+
+def _rank(
+    candidates: Sequence[Candidate], scores: Sequence[Scored], cap: int | None, rng: Random
+) -> tuple[RankedCandidate, ...]:
+    # A random number behind each score breaks ties, so that equal replicas share the work.
+    order = sorted(
+        zip(candidates, scores, strict=True), key=lambda pair: (pair[1].score, rng.random())
+    )
+    return tuple(
+        RankedCandidate(
+            candidate=candidate,
+            score=scored.score,
+            terms=scored.terms,
+            over_cap=cap is not None and candidate.load.in_flight + 1 > cap,
+        )
+        for candidate, scored in order
+    )
+
+
+def _choose(ranked: Sequence[RankedCandidate]) -> tuple[RankedCandidate, Reason]:
+    # `load_cap` leaves at least the least loaded one under the cap, so this always finds one.
+    chosen = next(r for r in ranked if not r.over_cap)
+    if len(ranked) == 1:
+        return chosen, Reason.ONLY
+    return chosen, Reason.BEST if chosen is ranked[0] else Reason.SPILL

@@ -1,0 +1,187 @@
+"""The words that the rest of the code speaks: what goes into a decision and what comes out.
+
+Everything here is a frozen value. A decision is a pure function of one `RouteQuery` and the
+`Candidate`s of one moment, so it can be logged, explained and replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+ReplicaId = NewType("ReplicaId", str)
+"""Names one running engine with its own KV cache and address."""
+
+BlockKey = NewType("BlockKey", int)
+"""64-bit unsigned digest of one full block and of everything before it (routing/hashing.py)."""
+
+
+class Tier(StrEnum):
+    """Where a block's KV data lies, from near to far."""
+
+    L0 = "L0"  # the replica's GPU memory
+    L1 = "L1"  # the replica's host memory
+    L2 = "L2"  # the pool that every replica shares
+
+
+class Rung(StrEnum):
+    """How much was known about the prompt when it was routed, best first."""
+
+    PRECISE = "precise"  # token ids, and replicas that report their caches by KV events
+    PREDICTED = "predicted"  # token ids, and only our own routing history
+    HASHED = "hashed"  # no token ids: the first bytes of the prompt name an affinity
+    LOAD = "load"  # nothing that repeats: by load alone
+
+
+class Reason(StrEnum):
+    """Why the chosen replica was chosen."""
+
+    BEST = "best"  # first in the policy's order
+    SPILL = "spill"  # replicas that ranked higher were at their load cap
+    ONLY = "only"  # the one eligible replica
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """How much of one prompt one replica need not compute, by the tier that serves it.
+
+    Attributes:
+        l0_tokens: Leading tokens in the replica's GPU memory, whole blocks.
+        l1_tokens: Tokens after those that its host memory serves.
+        l2_tokens: Tokens after those that the shared pool serves.
+        confirmed_tokens: The part of `l0_tokens` that KV events reported; the rest is predicted.
+    """
+
+    l0_tokens: int = 0
+    l1_tokens: int = 0
+    l2_tokens: int = 0
+    confirmed_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens that need no prefill, over all tiers."""
+        return self.l0_tokens + self.l1_tokens + self.l2_tokens
+
+    @property
+    def deepest_tier(self) -> Tier | None:
+        """The farthest tier that serves part of the match; None where nothing matched."""
+        if self.l2_tokens:
+            return Tier.L2
+        if self.l1_tokens:
+            return Tier.L1
+        return Tier.L0 if self.l0_tokens else None
+
+
+NO_MATCH = PrefixMatch()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """What one replica still has to do for requests that we sent, counted by ourselves.
+
+    Attributes:
+        in_flight: Requests sent and not yet ended.
+        prefill_s: Outstanding prefill, in estimated seconds, drained by the clock.
+        kv_tokens: Prompt tokens of the requests in flight: what each decode step must read.
+    """
+
+    in_flight: int = 0
+    prefill_s: float = 0.0
+    kv_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One eligible replica at the moment of a decision."""
+
+    replica: ReplicaId
+    load: ReplicaLoad = field(default_factory=ReplicaLoad)
+    match: PrefixMatch = NO_MATCH
+
+
+@dataclass(frozen=True, slots=True)
+class RouteQuery:
+    """What the router may know about one request. Never its text.
+
+    Attributes:
+        num_prompt_tokens: Prompt length in tokens; an estimate on the rungs below `predicted`.
+        rung: How much is known about the prompt.
+        affinity_key: 64 bits that requests with the same beginning share; None if there are none.
+        session_key: 64 bits that requests of one session share; None without a session.
+        sequence: How many requests of this model were routed before; turns round robin.
+    """
+
+    num_prompt_tokens: int
+    rung: Rung = Rung.PRECISE
+    affinity_key: int | None = None
+    session_key: int | None = None
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreTerm:
+    """One named part of a score, in the unit that its name ends with."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A policy's opinion of one candidate: the lowest score wins; `terms` explain it."""
+
+    score: float
+    terms: tuple[ScoreTerm, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RankedCandidate:
+    """One candidate as the router saw it, for explanations.
+
+    Attributes:
+        over_cap: One more request would put it over the load cap.
+    """
+
+    candidate: Candidate
+    score: float
+    terms: tuple[ScoreTerm, ...]
+    over_cap: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where one request goes, and all that is needed to say why.
+
+    Attributes:
+        replica: The chosen replica.
+        policy: The kind of the policy that ranked (a lower rung may have replaced the asked one).
+        rung: How much was known.
+        reason: Why this one.
+        load_cap: Most requests that one replica may hold after this decision; None for a policy
+            that is not bounded.
+        ranked: All candidates, best first.
+        order: Replicas to try, in order: the chosen one, then those under the cap, then the rest.
+    """
+
+    replica: ReplicaId
+    policy: str
+    rung: Rung
+    reason: Reason
+    load_cap: int | None
+    ranked: tuple[RankedCandidate, ...]
+
+    @property
+    def chosen(self) -> RankedCandidate:
+        """The chosen candidate with its terms."""
+        return next(r for r in self.ranked if r.candidate.replica == self.replica)
+
+    @property
+    def order(self) -> Sequence[ReplicaId]:
+        """Replicas to try, in order: the chosen one, then by cap and rank."""
+        rest = sorted(
+            (r for r in self.ranked if r.candidate.replica != self.replica),
+            key=lambda r: r.over_cap,  # a stable sort: rank decides within each half
+        )
+        return [self.replica, *(r.candidate.replica for r in rest)]
