@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -50,9 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="run the gateway")
     serve.add_argument("--config", metavar="FILE", help="configuration, YAML")
-    serve.add_argument(
-        "--replica", metavar="URL", action="append", help="repeat for more"
-    )
+    serve.add_argument("--replica", metavar="URL", action="append", help="repeat for more")
     serve.add_argument("--tokenizer", metavar="DIR_OR_ID", help="with --replica: the model's own")
     serve.add_argument("--policy", choices=sorted(POLICIES), help="with --replica")
     serve.add_argument("--host", help="with --replica: address of the public listener")
@@ -79,7 +78,10 @@ def _serve(given: argparse.Namespace) -> int:
     log = configure(config.logging.level)
 
     async def run() -> None:
-        await Gateway(config, log).run()
+        gateway = Gateway(config, log)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, gateway.stop)
+        await gateway.run()
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from random import Random
@@ -58,19 +58,30 @@ class Gateway:
             self._public_socket.close()
             raise
 
+    @property
+    def url(self) -> str:
+        """Where the public listener is reached from this machine."""
+        return url_of(self._public_socket)
+
+    @property
+    def admin_url(self) -> str:
+        """Where the admin listener is reached from this machine."""
+        return url_of(self._admin_socket)
+
     def stop(self) -> None:
         """Let running requests end, then return from `run`."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Serve until `stop`, SIGTERM or SIGINT."""
+        """Serve until `stop`."""
         async with AsyncExitStack() as stack:
             public, admin = await self._wire(stack)
             await self._serve(public, admin)
 
     async def _wire(self, stack: AsyncExitStack) -> tuple[Server, Server]:
         """Build all parts; `stack` stops what runs, last started first."""
-        config, now = self._config, asyncio.get_running_loop().time
+        # Not the loop's own clock: uvloop's ticks in whole milliseconds.
+        config, now = self._config, time.monotonic
         executor = ThreadPoolExecutor(config.prepare.threads, "prepare")
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
         models = await build_models(config, executor, self._metrics, self._log)
@@ -126,14 +137,9 @@ class Gateway:
 
     async def _serve(self, public: Server, admin: Server) -> None:
         """Serve both listeners; the public one stops first, so that its drain can be watched."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
         serving_admin = asyncio.create_task(admin.serve(sockets=[self._admin_socket]))
         serving_public = asyncio.create_task(public.serve(sockets=[self._public_socket]))
-        self._log.info(
-            "ready", url=url_of(self._public_socket), admin_url=url_of(self._admin_socket)
-        )
+        self._log.info("ready", url=self.url, admin_url=self.admin_url)
         stopping = asyncio.create_task(self._stopping.wait())
         ended = {stopping, serving_public, serving_admin}
         await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, TypeVar
 from urllib.parse import urlsplit
 
@@ -20,7 +22,7 @@ DEFAULT_LISTEN = ("0.0.0.0", 8080)
 DEFAULT_ADMIN = ("127.0.0.1", 9090)
 """Host and port of the admin listener."""
 
-_DEFAULT_PORTS = {"http": 80, "https": 443}
+_DEFAULT_PORTS: Mapping[str, int] = MappingProxyType({"http": 80, "https": 443})
 _MAX_PORT = 65535
 
 

@@ -23,7 +23,6 @@ REFERENCE_COSTS: Mapping[str, float] = MappingProxyType(
     {
         "prefill_token_s": 70e-6,
         "prefill_pair_s": 4e-9,
-        "step_s": 8e-3,
         "decode_sequence_s": 0.08e-3,
         "decode_kv_token_s": 52e-9,
         "l1_latency_s": 1e-3,
@@ -68,7 +67,6 @@ class CostConfig(Section):
     prefill_pair_s: float = _cost(
         "prefill_pair_s", "Seconds for one pair of a new token and a token that it attends to."
     )
-    step_s: float = _cost("step_s", "Fixed seconds of one engine step.")
     decode_sequence_s: float = _cost(
         "decode_sequence_s", "Seconds that one running sequence adds to every step."
     )

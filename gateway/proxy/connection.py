@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import cast
 
 import httptools
 
@@ -184,8 +185,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio: connected."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - narrows asyncio's base type
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop has types of its own
 
     def data_received(self, data: bytes) -> None:
         """asyncio: bytes came."""

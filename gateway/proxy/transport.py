@@ -131,7 +131,7 @@ class HttpToolsTransport:
     """HTTP/1.1 over kept-alive connections, one request a connection at a time.
 
     Args:
-        now: Monotonic seconds; asyncio's loop time.
+        now: Monotonic seconds.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:

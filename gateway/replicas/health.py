@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import httpx
 
@@ -12,6 +13,8 @@ from gateway.engines import vllm
 from gateway.kvevents.subscriber import Source
 from gateway.replicas import facts
 from gateway.replicas.registry import Registry, Replica, ReplicaFacts, ReplicaState
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,39 +93,42 @@ class Prober:
             return "timeout"
         except httpx.HTTPError:
             return "unreachable"
-        except ValueError:
-            return "not_understood"
         return None
 
     async def _learn(self, replica: Replica) -> None:
-        models = facts.served_models((await self._get(replica, vllm.MODELS_PATH)).content)
-        page = await self._metrics(replica)
-        block_size, num_blocks = facts.cache_config(page)
-        learned = ReplicaFacts(
-            models=models,
-            block_size=block_size,
-            num_blocks=num_blocks,
-            started_at=facts.metric_value(page, vllm.START_TIME_METRIC),
-            kv_events=await self._kv_events(replica),
-        )
-        before, replica.facts = replica.facts, learned
-        restarted = before.started_at is not None and before.started_at != learned.started_at
-        self._on_learned(replica, restarted)
+        """Read what a replica says about itself.
 
-    async def _metrics(self, replica: Replica) -> str:
-        try:
-            return (await self._get(replica, vllm.METRICS_PATH)).text
-        except httpx.HTTPStatusError:
-            return ""  # an engine that hides its metrics is still a replica
+        What it does not say stays unknown: an engine that hides its models is still a replica.
+        """
+        page = await self._ask(replica, vllm.METRICS_PATH, lambda body: body.decode())
+        block_size, num_blocks = facts.cache_config(page or "")
+        before, replica.facts = (
+            replica.facts,
+            ReplicaFacts(
+                models=await self._ask(replica, vllm.MODELS_PATH, facts.served_models) or (),
+                block_size=block_size,
+                num_blocks=num_blocks,
+                started_at=facts.metric_value(page or "", vllm.START_TIME_METRIC),
+                kv_events=await self._kv_events(replica),
+            ),
+        )
+        restarted = before.started_at is not None and before.started_at != replica.facts.started_at
+        self._on_learned(replica, restarted)
 
     async def _kv_events(self, replica: Replica) -> Source | None:
         if replica.configured_events is not None or not replica.read_events:
             return replica.configured_events
+        return await self._ask(
+            replica,
+            vllm.KV_EVENT_SOURCES_PATH,  # since 0.31; before, only the configuration can tell
+            lambda body: facts.kv_event_source(body, replica.url),
+        )
+
+    async def _ask(self, replica: Replica, path: str, parse: Callable[[bytes], T]) -> T | None:
         try:
-            response = await self._get(replica, vllm.KV_EVENT_SOURCES_PATH)
-        except httpx.HTTPStatusError:
-            return None  # before 0.31: events only where the configuration names them
-        return facts.kv_event_source(response.content, replica.url)
+            return parse((await self._get(replica, path)).content)
+        except (httpx.HTTPStatusError, ValueError):  # not served, or not as vLLM serves it
+            return None
 
     async def _get(self, replica: Replica, path: str) -> httpx.Response:
         key = replica.upstream_key

@@ -104,6 +104,8 @@ class Registry:
     ) -> None:
         self._replica_by_id = {replica.replica_id: replica for replica in replicas}
         self._now = now
+        for replica in self:
+            replica.since = now()
         self._on_change = on_change
 
     def __iter__(self) -> Iterator[Replica]:

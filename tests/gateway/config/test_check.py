@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+from textwrap import dedent
+
+from gateway.config import check_file
+
+
+def check(folder: Path, text: str, environ: dict[str, str] | None = None) -> tuple[int, list[str]]:
+    file = folder / "gateway.yaml"
+    file.write_text(dedent(text), encoding="utf-8")
+    out = StringIO()
+    status = check_file(file, environ or {}, out)
+    return status, out.getvalue().replace(f"{folder}/", "").splitlines()
+
+
+def test_a_valid_file_is_summed_up(tmp_path: Path) -> None:
+    status, lines = check(
+        tmp_path,
+        """
+        models:
+          - name: qwen3-8b
+            aliases: [small, fast]
+            tokenizer: Qwen/Qwen3-8B
+            api_key: ${KEY}
+            replicas:
+              - url: http://engine-0:8000
+              - url: http://engine-1:8000
+                id: spare
+          - name: qwen3-32b
+            tokenizer: Qwen/Qwen3-32B
+            policy: agents
+            replicas: [{url: "http://engine-2:8000"}]
+        policies:
+          agents: {kind: session}
+        rules:
+          - when: {path: /v1/completions}
+            policy: agents
+        """,
+        {"KEY": "canary"},
+    )
+    assert status == 0
+    assert lines == [
+        "gateway.yaml: valid",
+        "  model qwen3-8b, also called small, fast: 2 replicas, policy default",
+        "    replica engine-0:8000: http://engine-0:8000",
+        "    replica spare: http://engine-1:8000",
+        "  model qwen3-32b: 1 replica, policy agents",
+        "    replica engine-2:8000: http://engine-2:8000",
+        "  policy agents: session",
+        "  policy default: expected_ttft",
+        "  1 rule",
+    ]
+
+
+def test_what_can_hardly_be_meant_is_warned_of(tmp_path: Path) -> None:
+    status, lines = check(
+        tmp_path,
+        """
+        admin:
+          host: 10.0.0.1
+        models:
+          - replicas: [{url: "http://engine-0:8000"}]
+        policies:
+          chat:
+            kind: expected_ttft
+            fixed_s: 0.1
+          hot:
+            kind: expected_ttft
+            profile: balanced
+            decode_steps: 5
+          forgotten:
+            kind: session
+        rules:
+          - when: {path: /v1/completions}
+            policy: chat
+          - when:
+              path: /v1/completions
+              headers: {x-priority: batch}
+            policy: hot
+        """,
+    )
+    assert status == 0
+    assert lines[1] == ("  model (name read from the replicas): 1 replica, policy default")
+    found = [line.split(": warning: ") for line in lines if "warning" in line]
+    assert [place for place, _ in found] == [
+        "gateway.yaml:3: admin.host",
+        "gateway.yaml:5: models[0].tokenizer",
+        "gateway.yaml:14: policies.forgotten",
+        "gateway.yaml:9: policies.chat.fixed_s",
+        "gateway.yaml:13: policies.hot.decode_steps",
+        "gateway.yaml:19: rules[1]",
+    ]
+    assert [text.partition(",")[0] for _, text in found] == [
+        "the admin listener has no authentication",
+        "not given",
+        "no rule",
+        "has no effect with profile additive",
+        "has no effect with profile balanced",
+        "never matches",
+    ]
+
+
+def test_a_tokenizer_folder_that_is_not_there_is_warned_of(tmp_path: Path) -> None:
+    text = """
+        models:
+          - tokenizer: {}
+            replicas: [{{url: "http://engine-0:8000"}}]
+        """
+    assert "no such folder" in check(tmp_path, text.format("/models/absent"))[1][-1]
+    assert "warning" not in check(tmp_path, text.format(tmp_path))[1][-1]
+
+
+def test_policies_that_match_no_prompts_need_no_tokenizer(tmp_path: Path) -> None:
+    _, lines = check(
+        tmp_path,
+        """
+        models:
+          - replicas: [{url: "http://engine-0:8000"}]
+        policies:
+          default: {kind: least_loaded}
+        """,
+    )
+    assert [line for line in lines if "warning" in line] == []
