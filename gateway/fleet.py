@@ -64,7 +64,7 @@ async def build_models(
                 tokenizer = await load
             except TokenizerUnavailable as problem:
                 log.warning("tokenizer_unavailable", model=model_key(model), problem=str(problem))
-        metrics.tokenizer_loaded.labels(model_key(model)).set(tokenizer is not None)
+        metrics.index.tokenizer_loaded.labels(model_key(model)).set(tokenizer is not None)
         prepare = config.prepare
         preparer = Preparer(tokenizer, executor, prepare.timeout_s, prepare.inline_bytes)
         models.append(build_model(config, model, preparer))
@@ -94,25 +94,25 @@ class FleetView:
 
     def refresh(self) -> None:
         """Bring the gauges up to date."""
-        now = self._now()
+        metrics, now = self._metrics, self._now()
         for replica in self._registry:
             load = self._book.snapshot(replica.replica_id, now)
-            self._metrics.replica_in_flight.labels(replica.replica_id).set(load.in_flight)
-            self._metrics.replica_prefill.labels(replica.replica_id).set(load.prefill_s)
+            metrics.replica.in_flight.labels(replica.replica_id).set(load.in_flight)
+            metrics.replica.prefill.labels(replica.replica_id).set(load.prefill_s)
             for state in ReplicaState:
-                gauge = self._metrics.replica_state.labels(replica.replica_id, state.value)
+                gauge = metrics.replica.state.labels(replica.replica_id, state.value)
                 gauge.set(replica.state is state)
         for model in self._models:
-            self._metrics.skew.labels(model.key).set(self.skew(model.key))
+            metrics.replica.skew.labels(model.key).set(self.skew(model.key))
         for tier, num_blocks in self._index.num_blocks().items():
-            self._metrics.index_blocks.labels(tier.value).set(num_blocks)
+            metrics.index.blocks.labels(tier.value).set(num_blocks)
         for replica_id, stream in self._followers.streams.items():
-            self._metrics.kv_batches.labels(replica_id).set(stream.counts.batches)
-            self._metrics.kv_gaps.labels(replica_id).set(stream.counts.gaps)
-            self._metrics.kv_losses.labels(replica_id).set(stream.counts.losses)
-            self._metrics.kv_restarts.labels(replica_id).set(stream.counts.restarts)
+            metrics.index.batches.labels(replica_id).set(stream.counts.batches)
+            metrics.index.gaps.labels(replica_id).set(stream.counts.gaps)
+            metrics.index.losses.labels(replica_id).set(stream.counts.losses)
+            metrics.index.restarts.labels(replica_id).set(stream.counts.restarts)
             for reason, num_blocks in stream.translator.skipped.items():
-                self._metrics.kv_skipped.labels(replica_id, reason).set(num_blocks)
+                metrics.index.skipped.labels(replica_id, reason).set(num_blocks)
 
     def skew(self, model_key: str) -> float:
         """Return max over mean in-flight across a model's ready replicas; 1 when idle."""

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 from random import Random
 
 import httpx
-import zmq.asyncio
 
 from gateway.api.admin import build_admin_app
 from gateway.api.openai import PublicApi
@@ -18,6 +17,7 @@ from gateway.config.models import GatewayConfig
 from gateway.fleet import FleetView, build_models, build_replicas
 from gateway.index.memory import MemoryIndex
 from gateway.kvevents.follow import Followers
+from gateway.kvevents.subscriber import Context
 from gateway.models import Models
 from gateway.observability.logging import EventLog
 from gateway.observability.metrics import Metrics
@@ -88,7 +88,7 @@ class Gateway:
         registry = Registry(build_replicas(config), now, self._log_state)
         index = MemoryIndex(config.index.max_blocks, MAX_PREDICTED, now)
         book = LoadBook()
-        context = zmq.asyncio.Context()
+        context = Context()
         stack.callback(context.destroy, linger=0)
         followers = Followers(index, context, config.index.max_blocks)
         stack.callback(followers.close)

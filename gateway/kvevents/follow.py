@@ -6,10 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import zmq.asyncio
-
 from gateway.index.base import PrefixIndex
-from gateway.kvevents.subscriber import KvEventStream, Source
+from gateway.kvevents.subscriber import Context, KvEventStream, Source
 from gateway.kvevents.translate import Change, Cleared, Removed, Stored, Translator
 from gateway.replicas.registry import Replica
 from routing.types import ReplicaId
@@ -31,7 +29,7 @@ class Followers:
         max_blocks: Blocks that one replica's stream remembers at most.
     """
 
-    def __init__(self, index: PrefixIndex, context: zmq.asyncio.Context, max_blocks: int) -> None:
+    def __init__(self, index: PrefixIndex, context: Context, max_blocks: int) -> None:
         self._index = index
         self._context = context
         self._max_blocks = max_blocks

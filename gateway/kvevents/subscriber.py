@@ -31,6 +31,10 @@ RECEIVE_HWM = 100_000
 BATCHES_A_TURN = 16
 
 
+Context = zmq.asyncio.Context
+"""What all sockets of one gateway share."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where one replica publishes its KV events; see vLLM's KVEventsConfig."""
@@ -73,7 +77,7 @@ class KvEventStream:
     counts: StreamCounts = field(default_factory=StreamCounts)
     _sequence: Sequence = field(default_factory=Sequence)
 
-    async def run(self, context: zmq.asyncio.Context) -> None:
+    async def run(self, context: Context) -> None:
         """Follow the stream until cancelled. ZMQ reconnects by itself.
 
         Starts with a replay from batch 0, as a late subscriber has missed what came before.
@@ -102,7 +106,7 @@ class KvEventStream:
         self._clear()
         self._sequence.restart()
 
-    async def _live(self, context: zmq.asyncio.Context, number: int, payload: bytes) -> None:
+    async def _live(self, context: Context, number: int, payload: bytes) -> None:
         step = self._sequence.live(number)
         if step is Step.RESTART:
             self.counts.restarts += 1
@@ -118,7 +122,7 @@ class KvEventStream:
         if step is Step.APPLY:
             self._apply(number, payload)
 
-    async def _replay(self, context: zmq.asyncio.Context) -> None:
+    async def _replay(self, context: Context) -> None:
         """Apply what the replica still has from the expected batch on; what is gone clears it."""
         if self.source.replay_endpoint is None:
             return
@@ -180,7 +184,7 @@ async def _replies(dealer: zmq.asyncio.Socket) -> AsyncIterator[tuple[int, bytes
 
 
 @contextmanager
-def _socket(context: zmq.asyncio.Context, kind: int) -> Iterator[zmq.asyncio.Socket]:
+def _socket(context: Context, kind: int) -> Iterator[zmq.asyncio.Socket]:
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     try:

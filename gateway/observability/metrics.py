@@ -20,12 +20,30 @@ TTFT_BUCKETS_S = (
 STEP_BUCKETS_S = (20e-6, 50e-6, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.5)
 
 
-class Metrics:
-    """The metrics of one gateway, in a registry of their own."""
+class _Group:
+    """Declares metrics in one registry, all under the same prefix."""
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.requests = self._counter(
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def _counter(self, name: str, text: str, labels: str) -> Counter:
+        return Counter(f"warmroute_{name}", text, labels.split(), registry=self._registry)
+
+    def _gauge(self, name: str, text: str, labels: str) -> Gauge:
+        return Gauge(f"warmroute_{name}", text, labels.split(), registry=self._registry)
+
+    def _histogram(self, name: str, text: str, labels: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(
+            f"warmroute_{name}", text, labels.split(), buckets=buckets, registry=self._registry
+        )
+
+
+class RequestMetrics(_Group):
+    """What happened to requests."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
+        self.ended = self._counter(
             "requests", "Requests that ended; status 499: the client left.", "model path status"
         )
         self.decisions = self._counter(
@@ -52,9 +70,7 @@ class Metrics:
             STEP_BUCKETS_S,
         )
         self.prepare_problems = self._counter(
-            "prepare_problems",
-            "Prompts routed without token ids, by why.",
-            "model problem",
+            "prepare_problems", "Prompts routed without token ids, by why.", "model problem"
         )
         self.lookup_timeouts = self._counter(
             "lookup_timeouts", "Index look-ups that missed their deadline.", ""
@@ -62,10 +78,16 @@ class Metrics:
         self.retries = self._counter(
             "retries", "Requests that moved on to the next replica, by why.", "replica reason"
         )
+
+
+class ReplicaMetrics(_Group):
+    """How replicas are, and what they say they had cached."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
         self.prompt_tokens = self._counter(
             "prompt_tokens",
-            "Prompt tokens of answered requests whose usage told cached tokens; the base of both "
-            "ratios below.",
+            "Prompt tokens of answers whose usage told cached tokens; the base of the two below.",
             "replica",
         )
         self.predicted_cached_tokens = self._counter(
@@ -79,13 +101,13 @@ class Metrics:
             "prefix hit ratio of the replica.",
             "replica",
         )
-        self.replica_in_flight = self._gauge(
+        self.in_flight = self._gauge(
             "replica_in_flight_requests", "Requests sent and not yet ended.", "replica"
         )
-        self.replica_prefill = self._gauge(
+        self.prefill = self._gauge(
             "replica_outstanding_prefill_seconds", "Estimated prefill still to do.", "replica"
         )
-        self.replica_state = self._gauge(
+        self.state = self._gauge(
             "replica_state", "1 for the state that a replica is in, else 0.", "replica state"
         )
         self.skew = self._gauge(
@@ -93,44 +115,50 @@ class Metrics:
             "Max over mean in-flight requests across ready replicas; 1 when idle.",
             "model",
         )
-        self.index_blocks = self._gauge("index_blocks", "Different blocks in the index.", "tier")
+
+
+class IndexMetrics(_Group):
+    """What the index knows, and how the KV events that feed it are doing."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
+        self.blocks = self._gauge("index_blocks", "Different blocks in the index.", "tier")
         self.tokenizer_loaded = self._gauge(
             "tokenizer_loaded",
             "1 where the model's tokenizer is loaded, 0 where prompts are routed without ids.",
             "model",
         )
-        self.kv_batches = self._gauge(
+        self.batches = self._gauge(
             "kv_event_batches", "KV event batches applied since start.", "replica"
         )
-        self.kv_gaps = self._gauge(
+        self.gaps = self._gauge(
             "kv_event_gaps", "Times that batches were missing and asked for again.", "replica"
         )
-        self.kv_losses = self._gauge(
+        self.losses = self._gauge(
             "kv_event_losses",
             "Times that missing batches were gone for good, so the replica's entries were dropped.",
             "replica",
         )
-        self.kv_restarts = self._gauge(
+        self.restarts = self._gauge(
             "kv_event_restarts", "Times that an engine began to count from 0 again.", "replica"
         )
-        self.kv_skipped = self._gauge(
+        self.skipped = self._gauge(
             "kv_event_skipped_blocks", "Blocks of events left out, by why.", "replica reason"
         )
 
+
+class Metrics:
+    """The metrics of one gateway, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self.request = RequestMetrics(self._registry)
+        self.replica = ReplicaMetrics(self._registry)
+        self.index = IndexMetrics(self._registry)
+
     def page(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
-
-    def _counter(self, name: str, text: str, labels: str) -> Counter:
-        return Counter(f"warmroute_{name}", text, labels.split(), registry=self.registry)
-
-    def _gauge(self, name: str, text: str, labels: str) -> Gauge:
-        return Gauge(f"warmroute_{name}", text, labels.split(), registry=self.registry)
-
-    def _histogram(self, name: str, text: str, labels: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(
-            f"warmroute_{name}", text, labels.split(), buckets=buckets, registry=self.registry
-        )
+        return generate_latest(self._registry)
 
 
 def metrics_markdown() -> str:
@@ -143,8 +171,12 @@ def metrics_markdown() -> str:
         "| metric | type | labels | meaning |",
         "|---|---|---|---|",
     ]
-    declared = [m for m in vars(Metrics()).values() if isinstance(m, MetricWrapperBase)]
+    metrics = Metrics()
+    groups = (metrics.request, metrics.replica, metrics.index)
+    declared = (metric for group in groups for metric in vars(group).values())
     for metric in declared:
+        if not isinstance(metric, MetricWrapperBase):
+            continue
         family = next(iter(metric.describe()))
         name = f"{family.name}_total" if family.type == "counter" else family.name
         labels = ", ".join(f"`{label}`" for label in metric._labelnames)  # noqa: SLF001 - no accessor

@@ -113,8 +113,8 @@ class Observer:
     def _count(
         self, record: RequestRecord, status: int, duration_s: float, usage: Usage | None
     ) -> None:
-        metrics = self._metrics
-        metrics.requests.labels(record.model, record.path, str(status)).inc()
+        metrics = self._metrics.request
+        metrics.ended.labels(record.model, record.path, str(status)).inc()
         metrics.duration.labels(record.model).observe(duration_s)
         for step, seconds in record.step_s.items():
             metrics.step.labels(step).observe(seconds)
@@ -130,7 +130,7 @@ class Observer:
     def _count_decision(
         self, record: RequestRecord, decision: Decision, usage: Usage | None
     ) -> None:
-        metrics = self._metrics
+        metrics = self._metrics.request
         metrics.decisions.labels(
             record.model, decision.policy, decision.rung.value, decision.reason.value
         ).inc()
@@ -139,9 +139,10 @@ class Observer:
             tier = match.deepest_tier
             metrics.ttft.labels(record.model, tier.value if tier else "none").observe(record.ttft_s)
         if usage is not None and usage.cached_tokens is not None and record.replica is not None:
-            metrics.prompt_tokens.labels(record.replica).inc(usage.prompt_tokens)
-            metrics.predicted_cached_tokens.labels(record.replica).inc(match.total_tokens)
-            metrics.actual_cached_tokens.labels(record.replica).inc(usage.cached_tokens)
+            cached = self._metrics.replica
+            cached.prompt_tokens.labels(record.replica).inc(usage.prompt_tokens)
+            cached.predicted_cached_tokens.labels(record.replica).inc(match.total_tokens)
+            cached.actual_cached_tokens.labels(record.replica).inc(usage.cached_tokens)
 
 
 def _match(decision: Decision, replica: ReplicaId | None) -> Any:

@@ -1,0 +1,107 @@
+# Every task of the project; `make help` lists them. Needs GNU make, a POSIX shell and Python 3.11 or newer.
+
+VENV := .venv
+PY := $(VENV)/bin/python
+LOCK := requirements-dev.lock
+
+# Two steps, each with a stamp that is written last: the locked packages, then this project.
+# The first stamp holds the path of the tree. Where it is missing (interrupted), names another path (moved or copied
+# tree), or the Python below it is gone, .venv cannot be trusted and is made anew.
+LOCKED := $(VENV)/.locked
+STAMP := $(VENV)/.set-up
+TRUSTED := $(filter-out 0,$(shell $(PY) -c 'print(int(open("$(LOCKED)").read() == "$(CURDIR)"))' 2>/dev/null))
+
+# The caller's Python and pip settings must not reach into .venv. Where packages come from stays the caller's choice.
+unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP PIP_TARGET PIP_PREFIX
+export PIP_USER := 0
+export PIP_NO_INPUT := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# Tested versions first; PYTHON=... overrides. A name on PATH can be a shim that fails, an older Python, or one without
+# ensurepip (Debian ships that in a package of its own), so each candidate has to prove itself.
+PYTHON :=
+PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3)
+define find_python
+for p in $(PYTHONS); do \
+  if "$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+    echo "$$p"; exit 0; fi; \
+done; \
+for p in $(PYTHONS); do \
+  if v=$$("$$p" -c 'import sys; print("%d.%d" % sys.version_info[:2]); sys.exit(sys.version_info < (3, 11))' 2>/dev/null); then \
+    echo "Python $$v is here, but its venv module is not. Debian, Ubuntu: apt-get install python$$v-venv" >&2; exit 1; fi; \
+done; \
+echo "Python 3.11 or newer is missing. Debian, Ubuntu: apt-get install python3.11 python3.11-venv;" \
+  "Fedora: dnf install python3.11; macOS: brew install python@3.11" >&2; exit 1
+endef
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help python setup demo test test-long check format docs loadtest lock clean FORCE
+
+help:  ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+python:  ## print the Python that `make setup` would take, or what is missing
+	@$(find_python)
+
+setup: $(STAMP)  ## install everything into .venv from the lock file; does nothing when that is up to date
+	@:
+
+$(LOCKED): $(LOCK) $(if $(TRUSTED),,FORCE)
+	@if [ -n "$(TRUSTED)" ]; then rm -f $@; else \
+	  python=$$($(find_python)) || exit 1; \
+	  echo "setup: making $(VENV) with $$("$$python" --version)"; \
+	  "$$python" -m venv --clear $(VENV); fi
+	@echo "setup: installing the locked packages into $(VENV), about a minute the first time"
+	@$(PY) -m pip install -qq --require-hashes -r $(LOCK)
+	@printf '%s' "$(CURDIR)" > $@
+
+# Half an installation of ours, left by an interrupt, would make pip refuse the next one.
+$(STAMP): $(LOCKED) pyproject.toml
+	@rm -rf $(VENV)/lib/python3*/site-packages/warmroute-*.dist-info
+	@$(PY) -m pip install -qq --no-build-isolation --no-deps --editable .
+	@touch $@
+
+demo: $(STAMP)  ## round robin against expected_ttft on simulated replicas (ONCE=1 exits after it; TRACE=FILE_OR_FOLDER)
+	@$(PY) -m loadtests.demo $(if $(filter 1 true yes,$(ONCE)),--once) $(if $(TRACE),--trace "$(TRACE)")
+
+test: $(STAMP)  ## run every test that needs no special machine and no minutes (ARGS="-k name")
+	@$(PY) -m pytest -m "not long" $(ARGS)
+
+test-long: $(STAMP)  ## run the tests that take minutes
+	@$(PY) -m pytest -m long $(ARGS)
+
+check: $(STAMP)  ## lint, format, types, and the rules of the house (imports, sizes, generated docs, wheel)
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@$(PY) -m pytest tests/house
+
+format: $(STAMP)  ## format the code and apply the linter's safe fixes
+	@$(PY) -m ruff format .
+	@$(PY) -m ruff check --fix .
+
+docs: $(STAMP)  ## write docs/configuration.md and docs/metrics.md from the code
+	@$(PY) docs/generate.py
+
+# Long measurements go below, one target each: measure-<name>, bench, conformance, chaos, soak. Each prints its goals
+# beside the figures, writes build/<name>.json and exits 1 where a goal is missed.
+loadtest: $(STAMP)  ## one minute of mixed users against the demo fleet (HOST=http://... for any other)
+	@$(PY) -m loadtests.loadtest $(if $(HOST),--host "$(HOST)")
+
+# uv resolves for every platform and Python at once, which pip cannot; no index address goes into the files.
+UV := build/uv/bin/uv
+COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+  --no-header --no-annotate $(if $(UPGRADE),--upgrade)
+$(UV): | $(STAMP)
+	@$(PY) -m venv build/uv && build/uv/bin/pip install -qq uv
+
+lock: $(UV)  ## resolve the dependencies into the lock files (UPGRADE=1 takes newer versions)
+	@$(COMPILE) pyproject.toml -o requirements.lock
+	@$(COMPILE) pyproject.toml --group dev -o requirements-dev.lock
+	@$(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
+	  | $(COMPILE) --constraints requirements-dev.lock - -o requirements-build.lock
+
+clean:  ## remove build output and caches (.venv stays)
+	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find . -path ./$(VENV) -prune -o -path ./.git -prune -o -name __pycache__ -type d -exec rm -rf {} +

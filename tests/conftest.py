@@ -1,0 +1,66 @@
+"""What holds for every test: it leaves nothing running, and CI skips none for a missing part."""
+
+import asyncio
+import inspect
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+
+# What was told to stop may need a few turns of the loop to do so; whatever needs longer leaks.
+STOP_GRACE_S = 2.0
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_task(request: pytest.FixtureRequest) -> None:
+    """Fail an async test that ends with a task of its loop still running."""
+    if inspect.iscoroutinefunction(getattr(request.node, "obj", None)):
+        request.getfixturevalue("_tasks_end_with_the_test")
+
+
+@pytest.fixture
+async def _tasks_end_with_the_test() -> AsyncIterator[None]:
+    # Requested first, so torn down last: fixtures of the test have stopped what they started.
+    before = asyncio.all_tasks()
+    yield
+    leaked = asyncio.all_tasks() - before - {asyncio.current_task()}
+    if leaked:
+        _, leaked = await asyncio.wait(leaked, timeout=STOP_GRACE_S)
+    if leaked:
+        pytest.fail(f"tasks outlive the test: {sorted(map(repr, leaked))}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_leaked_thread() -> Iterator[None]:
+    """Fail the run if a thread would keep the process from ending (daemon threads cannot)."""
+    before = set(threading.enumerate())
+    yield
+    leaked = [t for t in set(threading.enumerate()) - before if not t.daemon]
+    for thread in leaked:
+        thread.join(STOP_GRACE_S)
+    leaked = [t for t in leaked if t.is_alive()]
+    if leaked:
+        pytest.fail(f"threads outlive the suite: {leaked}")
+
+
+@pytest.fixture(scope="session")
+def require() -> Callable[[str, bool, str], None]:
+    """Return `require(part, present, cure)`: without the part skip, or fail where CI=true."""
+
+    def require_part(part: str, present: bool, cure: str) -> None:
+        if present:
+            return
+        reason = f"needs {part}, which is missing here: {cure}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{reason} (in CI every part has to be there)")
+        pytest.skip(reason)
+
+    return require_part
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show the seed of the random order, which -q would hide."""
+    seed = terminalreporter.config.getoption("randomly_seed", None)
+    if isinstance(seed, int):
+        terminalreporter.write_line(f"random order: repeat it with --randomly-seed={seed}")
