@@ -1,9 +1,9 @@
 """Who holds which block, in which tier. The embedded index, and the model of every other one.
 
 One integer bit mask a block and tier says which replicas hold it, so the longest prefix of all
-replicas at once is one walk over the prompt's keys. A replica's incarnation owns one bit: when its
-cache is cleared it gets a new bit, and the old one stops counting at once; the blocks that still
-carry the old bit are swept a few at a time by later calls (docs/adr/0004).
+replicas at once is one walk over the prompt's keys. Each epoch, one life of one replica's cache,
+owns one bit: when the cache is cleared the replica gets a new bit, and the old one stops counting
+at once; the blocks that still carry it are swept a few at a time by later calls (docs/adr/0004).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EVERY_REPLICA = -1
 
 
 @dataclass(frozen=True, slots=True)
-class _Incarnation:
+class _Epoch:
     """One life of one replica's cache."""
 
     number: int  # never used twice, unlike the bit
@@ -44,10 +44,10 @@ class BlockMap:
         self._max_blocks = max_blocks
         self._mask_by_key: Mapping[Tier, dict[BlockKey, int]] = {tier: {} for tier in Tier}
         self._predictions = Predictions(max_predicted)
-        self._incarnation_by_replica: dict[ReplicaId, _Incarnation] = {}
+        self._epoch_by_replica: dict[ReplicaId, _Epoch] = {}
         self._replica_by_bit: dict[int, ReplicaId] = {}
         self._bit_by_number: dict[int, int] = {}
-        self._num_incarnations = 0
+        self._num_epochs = 0
         self._free_bits: list[int] = []
         self._garbage: deque[tuple[int, Iterator[BlockKey]]] = deque()
         self.num_refused = 0
@@ -62,7 +62,7 @@ class BlockMap:
         A block in L2 is held for every replica, whoever stored it.
         """
         mask_by_key = self._mask_by_key[tier]
-        bit = self._incarnation(replica).bit
+        bit = self._epoch(replica).bit
         mask = _EVERY_REPLICA if tier is Tier.L2 else 1 << bit
         for key in keys:
             held = mask_by_key.get(key)
@@ -79,13 +79,13 @@ class BlockMap:
 
         A block removed from L2 is gone for every replica.
         """
-        incarnation = self._incarnation_by_replica.get(replica)
+        epoch = self._epoch_by_replica.get(replica)
         if tier is Tier.L2:
             for key in keys:
                 self._mask_by_key[tier].pop(key, None)
-        elif incarnation is not None:
+        elif epoch is not None:
             for key in keys:
-                _unset(self._mask_by_key[tier], key, incarnation.bit)
+                _unset(self._mask_by_key[tier], key, epoch.bit)
 
     def clear(self, replica: ReplicaId, keys: Iterable[BlockKey]) -> None:
         """Forget all that a replica holds in L0 and L1, confirmed or predicted, in O(1).
@@ -95,11 +95,11 @@ class BlockMap:
             keys: What it held, for the sweep. The caller knows it, as removals name engine hashes
                 that somebody has to translate; the map would need a second copy of it.
         """
-        incarnation = self._incarnation_by_replica.pop(replica, None)
-        if incarnation is not None:
-            del self._replica_by_bit[incarnation.bit]
-            del self._bit_by_number[incarnation.number]
-            self._garbage.append((incarnation.bit, iter(keys)))
+        epoch = self._epoch_by_replica.pop(replica, None)
+        if epoch is not None:
+            del self._replica_by_bit[epoch.bit]
+            del self._bit_by_number[epoch.number]
+            self._garbage.append((epoch.bit, iter(keys)))
 
     def sweep(self, max_blocks: int) -> bool:
         """Remove up to `max_blocks` blocks of cleared replicas; True while some are left."""
@@ -124,7 +124,7 @@ class BlockMap:
             keys: Keys of the prompt's full blocks.
             until: Monotonic seconds; the prediction is void from then on.
         """
-        self._predictions.add(self._incarnation(replica).number, keys, until)
+        self._predictions.add(self._epoch(replica).number, keys, until)
 
     def longest_prefix(
         self, keys: Sequence[BlockKey], block_size: int, now: float
@@ -158,14 +158,14 @@ class BlockMap:
             for bit, num_blocks in run_l2.items()
         }
 
-    def _incarnation(self, replica: ReplicaId) -> _Incarnation:
-        found = self._incarnation_by_replica.get(replica)
+    def _epoch(self, replica: ReplicaId) -> _Epoch:
+        found = self._epoch_by_replica.get(replica)
         if found is None:
             bits_in_use = len(self._replica_by_bit) + len(self._garbage)
             bit = self._free_bits.pop() if self._free_bits else bits_in_use
-            found = _Incarnation(self._num_incarnations, bit)
-            self._num_incarnations += 1
-            self._incarnation_by_replica[replica] = found
+            found = _Epoch(self._num_epochs, bit)
+            self._num_epochs += 1
+            self._epoch_by_replica[replica] = found
             self._replica_by_bit[bit] = replica
             self._bit_by_number[found.number] = bit
         return found

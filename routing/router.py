@@ -1,7 +1,7 @@
 """The routing rule: eligible -> rank -> bound -> choose -> explain. Pure.
 
 The load bound lives here and not in the policies, so no policy, ours or a user's, can bring skew
-back (docs/adr/0002).
+back (docs/adr/0011).
 """
 
 from __future__ import annotations
