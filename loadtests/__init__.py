@@ -1,0 +1,1 @@
+"""Programs that put load on a gateway, and the simulated replicas behind it."""

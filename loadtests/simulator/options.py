@@ -1,0 +1,116 @@
+"""The command line of a simulated replica; names follow vLLM's where vLLM has the option."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtests.simulator.kv_encoding import ENCODINGS
+from loadtests.simulator.kv_publisher import KvEventOptions
+from loadtests.simulator.profiles import ProfileError, load_profile
+from routing.lab.engine_profile import PROFILES, EngineProfile
+
+DEMO_MODEL = Path(__file__).parents[1] / "demo_model"
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatorOptions:
+    """One replica, as asked for."""
+
+    host: str
+    port: int
+    model: str
+    tokenizer: Path
+    profile: EngineProfile
+    block_size: int
+    num_blocks: int | None
+    max_model_len: int | None
+    kv_events: KvEventOptions | None
+    l1: bool
+    api_key: str | None
+    prompt_tokens_details: bool
+    speed: float
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> SimulatorOptions:
+    """Read a command line.
+
+    Raises:
+        SystemExit: It is wrong (2), or asked for help (0).
+    """
+    args = _parser().parse_args(arguments)
+    kv_events = KvEventOptions(
+        endpoint=args.kv_events_endpoint,
+        replay_endpoint=args.kv_events_replay_endpoint,
+        topic=args.kv_events_topic,
+        form=args.kv_events_encoding,
+    )
+    return SimulatorOptions(
+        host=args.host,
+        port=args.port,
+        model=args.model,
+        tokenizer=args.tokenizer,
+        profile=args.profile,
+        block_size=args.block_size,
+        num_blocks=args.num_blocks,
+        max_model_len=args.max_model_len,
+        kv_events=kv_events if args.kv_events else None,
+        l1=args.l1,
+        api_key=args.api_key,
+        prompt_tokens_details=args.enable_prompt_tokens_details,
+        speed=args.speed,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    events = KvEventOptions()
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.simulator",
+        description="A vLLM-like replica without a model. Prints one line of JSON when it serves.",
+    )
+    add = parser.add_argument
+    add("--host", default="127.0.0.1")
+    add("--port", type=int, required=True, help="0 lets the system choose")
+    add("--model", default="demo-model", help="the name that clients use")
+    add("--tokenizer", type=Path, default=DEMO_MODEL, metavar="DIR", help="model folder")
+    add(
+        "--profile",
+        type=_profile,
+        default="reference",
+        metavar="NAME|FILE",
+        help=f"engine times and sizes: {', '.join(PROFILES)}, or a YAML or JSON file",
+    )
+    add("--block-size", type=_positive, default=16, metavar="TOKENS")
+    add("--num-blocks", type=_positive, metavar="N", help="GPU blocks; default: the profile's")
+    add("--max-model-len", type=_positive, metavar="TOKENS")
+    add("--l1", action="store_true", help="give the replica the profile's host memory tier")
+    add("--kv-events", action=argparse.BooleanOptionalAction, default=True)
+    add("--kv-events-endpoint", default=events.endpoint, metavar="ADDRESS")
+    add("--kv-events-replay-endpoint", default=events.replay_endpoint, metavar="ADDRESS")
+    add("--kv-events-topic", default=events.topic, metavar="TOPIC")
+    add("--kv-events-encoding", choices=sorted(ENCODINGS), default=events.form)
+    add("--api-key", metavar="KEY")
+    add("--enable-prompt-tokens-details", action=argparse.BooleanOptionalAction, default=True)
+    add("--speed", type=_speed, default=1.0, metavar="X", help="engine seconds a wall second")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def _speed(text: str) -> float:
+    value = float(text)
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return value
+
+
+def _profile(text: str) -> EngineProfile:
+    try:
+        return load_profile(text)
+    except ProfileError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -1,0 +1,1 @@
+"""The laboratory: model replicas and, on them, the same router over virtual time."""
