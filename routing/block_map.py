@@ -62,8 +62,8 @@ class BlockMap:
         A block in L2 is held for every replica, whoever stored it.
         """
         mask_by_key = self._mask_by_key[tier]
-        bit = self._epoch(replica).bit
-        mask = _EVERY_REPLICA if tier is Tier.L2 else 1 << bit
+        epoch = self._epoch(replica)
+        mask = _EVERY_REPLICA if tier is Tier.L2 else 1 << epoch.bit
         for key in keys:
             held = mask_by_key.get(key)
             if held is not None:
@@ -72,9 +72,11 @@ class BlockMap:
                 mask_by_key[key] = mask
             else:
                 self.num_refused += 1
+        if tier is Tier.L0:
+            self._predictions.settle(epoch.number, keys)
         self.sweep(_SWEEP_FACTOR * len(keys))
 
-    def remove(self, replica: ReplicaId, keys: Iterable[BlockKey], tier: Tier) -> None:
+    def remove(self, replica: ReplicaId, keys: Sequence[BlockKey], tier: Tier) -> None:
         """Record that a replica no longer holds blocks in one tier; other tiers stay as they are.
 
         A block removed from L2 is gone for every replica.
@@ -86,6 +88,8 @@ class BlockMap:
         elif epoch is not None:
             for key in keys:
                 _unset(self._mask_by_key[tier], key, epoch.bit)
+            if tier is Tier.L0:
+                self._predictions.settle(epoch.number, keys)
 
     def clear(self, replica: ReplicaId, keys: Iterable[BlockKey]) -> None:
         """Forget all that a replica holds in L0 and L1, confirmed or predicted, in O(1).

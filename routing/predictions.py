@@ -40,6 +40,13 @@ class Predictions:
         while self._num_queued > self._max_blocks:
             self._drop_soonest()
 
+    def settle(self, holder: int, keys: Iterable[BlockKey]) -> None:
+        """Drop predictions that the holder itself has spoken about: it stored, or it removed."""
+        for key in keys:
+            until_by_holder = self._until_by_holder_by_key.get(key)
+            if until_by_holder is not None and until_by_holder.pop(holder, None) is not None:
+                self._forget_if_empty(key, until_by_holder)
+
     def expire(self, now: float) -> None:
         """Drop what was predicted until `now` or earlier."""
         while self._queue and self._queue[0][0] <= now:
@@ -54,7 +61,10 @@ class Predictions:
         self._num_queued -= len(keys)
         for key in keys:
             until_by_holder = self._until_by_holder_by_key.get(key, {})
-            if until_by_holder.get(holder, until + 1) <= until:  # not renewed since
+            if until_by_holder.get(holder, until + 1) <= until:  # neither settled nor renewed since
                 del until_by_holder[holder]
-                if not until_by_holder:
-                    del self._until_by_holder_by_key[key]
+                self._forget_if_empty(key, until_by_holder)
+
+    def _forget_if_empty(self, key: BlockKey, until_by_holder: dict[int, float]) -> None:
+        if not until_by_holder:
+            del self._until_by_holder_by_key[key]

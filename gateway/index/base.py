@@ -32,7 +32,7 @@ class PrefixIndex(Protocol):
         """Record blocks that a replica reported as stored."""
         ...
 
-    def remove(self, replica: ReplicaId, keys: Iterable[BlockKey], tier: Tier) -> None:
+    def remove(self, replica: ReplicaId, keys: Sequence[BlockKey], tier: Tier) -> None:
         """Record blocks that a replica reported as removed from one tier."""
         ...
 

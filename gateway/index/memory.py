@@ -36,7 +36,7 @@ class MemoryIndex:
         """Record stored blocks."""
         self._blocks.store(replica, keys, tier)
 
-    def remove(self, replica: ReplicaId, keys: Iterable[BlockKey], tier: Tier) -> None:
+    def remove(self, replica: ReplicaId, keys: Sequence[BlockKey], tier: Tier) -> None:
         """Record removed blocks."""
         self._blocks.remove(replica, keys, tier)
 

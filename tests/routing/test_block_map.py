@@ -63,6 +63,14 @@ def test_a_renewed_prediction_outlives_the_first_one():
     assert blocks.longest_prefix([1, 2], 1, 5.0) == {}
 
 
+def test_what_a_replica_says_settles_a_prediction():
+    blocks = block_map()
+    blocks.predict(A, [1, 2], until=9.0)
+    blocks.store(A, [1, 2], Tier.L0)
+    blocks.remove(A, [2], Tier.L0)
+    assert blocks.longest_prefix([1, 2], 1, 0.0) == {A: PrefixMatch(1, confirmed_tokens=1)}
+
+
 def test_predictions_are_bounded_and_the_soonest_go_first():
     blocks = block_map(max_predicted=3)
     blocks.predict(A, [1, 2], until=9.0)
@@ -144,12 +152,20 @@ class Maps(RuleBasedStateMachine):
         self.real.store(replica, keys, tier)
         self.known.add(replica)
         (self.pool if tier is Tier.L2 else self.held[replica, tier]).update(keys)
+        self.settle(replica, keys, tier)
 
     @rule(replica=REPLICAS, keys=KEYS, tier=st.sampled_from(Tier))
     def remove(self, replica, keys, tier):
         self.real.remove(replica, keys, tier)
         held = self.pool if tier is Tier.L2 else self.held[replica, tier]
         held.difference_update(keys)
+        if replica in self.known:
+            self.settle(replica, keys, tier)
+
+    def settle(self, replica, keys, tier):
+        if tier is Tier.L0:
+            for key in keys:
+                self.until.pop((replica, key), None)
 
     @rule(replica=REPLICAS)
     def clear(self, replica):

@@ -9,8 +9,9 @@ import zmq
 
 from loadtests.simulator.kv_encoding import encode_batch
 from routing.lab.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
-from tests.simulator.conftest import CAPTURES, running_replica, wait_until
+from tests.simulator.conftest import CAPTURES
 from tests.support.captures import batches
+from tests.support.simulators import running_replica, wait_until
 
 STORED = BlockStored((11, 2**64 - 1), None, tuple(range(8)))
 END = b"\xff" * 8

@@ -9,7 +9,7 @@ import sys
 import httpx
 import pytest
 
-from tests.simulator.conftest import ROOT, running_replica, wait_until
+from tests.support.simulators import ROOT, running_replica, wait_until
 
 LONG = {"prompt": [5, 6, 7], "max_tokens": 4000, "ignore_eos": True, "stream": True}
 
