@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -31,8 +32,10 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except socket.gaierror as error:
+        raise ListenError(f"cannot listen on {host}:{port}: unknown host") from error
     except OSError as error:
-        what = error.strerror or str(error)
+        what = os.strerror(error.errno or 0)
         raise ListenError(f"cannot listen on {host}:{port}: {what.lower()}") from error
 
 

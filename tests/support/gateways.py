@@ -12,6 +12,8 @@ from gateway.observability.logging import EventLog
 from gateway.runtime import Gateway
 from tests.support.replicas import WAIT_S, until
 
+ANY_NUMBER = httpx.Limits(max_connections=None)
+
 
 @dataclass
 class RunningGateway:
@@ -82,7 +84,7 @@ async def running(config):
     try:
         await until(lambda: any(x["event"] == "ready" for x in lines.lines) or task.done(), "ready")
         async with (
-            httpx.AsyncClient(base_url=gateway.url, timeout=WAIT_S) as client,
+            httpx.AsyncClient(base_url=gateway.url, timeout=WAIT_S, limits=ANY_NUMBER) as client,
             httpx.AsyncClient(base_url=gateway.admin_url, timeout=WAIT_S) as admin,
         ):
             yield RunningGateway(gateway, client, admin, lines.lines)
