@@ -81,3 +81,8 @@ async def stand_in() -> AsyncIterator[StandIn]:
     async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as sockets:
         server.url = "http://127.0.0.1:{1}".format(*sockets.sockets[0].getsockname())
         yield server
+
+
+@pytest.fixture
+def stand_in_type() -> type[StandIn]:
+    return StandIn

@@ -93,11 +93,11 @@ def test_answers_are_as_long_as_recorded_within_reason(tmp_path: Path):
     path = write(
         tmp_path / "a.jsonl",
         flat(1, "a", output=""),
-        flat(2, "b", output="x" * 50),
-        flat(3, "c", output="x" * 5000),
+        flat(2, "b", output="x" * 20),
+        flat(3, "c", output="x" * 2000),
     )
     (session,) = replay.read(path).sessions
-    assert [turn.max_tokens for turn in session.turns] == [1, 20, 64]
+    assert [turn.max_tokens for turn in session.turns] == [1, 8, 16]
 
 
 def test_prompts_over_the_context_window_are_left_out_and_counted(tmp_path: Path):
@@ -169,8 +169,8 @@ def test_starts_fill_the_first_part_and_pauses_the_rest_of_a_run():
     log = [session("a", 0, 50, 100), session("b", 200), session("c", 400, 450)]
     rescaled = replay.rescale(log, seconds=10)
     times = [[round(t.not_before_s, 6) for t in item.turns] for item in rescaled]
-    # Starts over 6 s; the longest session, 100 units, over the other 4 s.
-    assert times == [[0.0, 2.0, 4.0], [3.0], [6.0, 8.0]]
+    # Starts over 4 s; the longest session, 100 units, over the other 6 s.
+    assert times == [[0.0, 3.0, 6.0], [2.0], [4.0, 7.0]]
     assert [t.messages for s in rescaled for t in s.turns] == [
         t.messages for s in log for t in s.turns
     ]
@@ -179,7 +179,7 @@ def test_starts_fill_the_first_part_and_pauses_the_rest_of_a_run():
 def test_an_idle_night_in_a_log_is_cut_short():
     log = [session("a", 0), session("b", 10), session("c", 20), session("d", 100_000)]
     starts = [item.start_s for item in replay.rescale(log, seconds=10)]
-    assert starts == pytest.approx([0.0, 1.2, 2.4, 6.0])
+    assert starts == pytest.approx([0.0, 0.8, 1.6, 4.0])
 
 
 def test_a_log_of_one_instant_can_be_replayed():
@@ -190,8 +190,24 @@ def test_the_work_of_round_robin_counts_each_prefix_once_a_replica():
     calls = [session("a", 0), session("a", 1), session("a", 2)]  # the same 401 characters thrice
     whole = 401 / replay.CHARS_PER_TOKEN
     rest = 1 / replay.CHARS_PER_TOKEN
-    assert pace.round_robin_tokens(calls, num_replicas=1) == pytest.approx(whole + 2 * rest)
-    assert pace.round_robin_tokens(calls, num_replicas=3) == pytest.approx(3 * whole)
+    assert pace.round_robin_misses(calls, num_replicas=1) == [[whole], [rest], [rest]]
+    assert pace.round_robin_misses(calls, num_replicas=3) == [[whole], [whole], [whole]]
+
+
+def test_a_session_is_cut_where_its_calls_cannot_follow_each_other_in_time():
+    # 1,600 tokens more with every call: at 1,000 a second and as much waiting, 3.2 s each.
+    (cut,) = pace.choose([long_session(20)], 20, 1, prefill_tokens_per_s=1_000).sessions
+    # Calls begin within 0.6 * 20 s: at 0, 3.25, 6.5 and 9.75 s.
+    assert len(cut.turns) == 4
+
+
+def long_session(num_calls: int) -> Session:
+    texts = ["".join(f"{n:03}-" * 1000 for n in range(calls + 1)) for calls in range(num_calls)]
+    turns = tuple(
+        Turn(({"role": "user", "content": text},), 1, not_before_s=at, fresh=True)
+        for at, text in enumerate(texts)
+    )
+    return Session("long", "replay", turns)
 
 
 def test_a_short_log_makes_a_short_run_and_a_long_one_is_cut():

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from loadtests.demo import report
 from loadtests.demo.client import Answer, Failure
-from loadtests.demo.driver import Outcome, Tally
 from loadtests.demo.figures import Figures
 
 ROUND_ROBIN = Figures(0.4, 1.6, 3.0, 0.8, 0.57, 1.7, 9.0, 0)
@@ -33,6 +32,14 @@ def test_the_json_holds_the_figures_by_policy_and_nothing_else(tmp_path: Path):
     }
 
 
+def test_what_could_not_be_measured_is_null_in_the_json(tmp_path: Path):
+    nothing = Figures(*[float("nan")] * 4, 0.0, 1.0, 0.0, 9)
+    report.write_json({"round_robin": nothing}, tmp_path / "demo.json")
+    written = json.loads((tmp_path / "demo.json").read_text())
+    assert written["round_robin"]["ttft_mean_s"] is None
+    assert written["round_robin"]["errors"] == 9
+
+
 def test_the_table_shows_both_passes_and_their_ratio():
     console = Console(record=True, width=100)
     console.print(report.table({"round_robin": ROUND_ROBIN, "expected_ttft": OURS}))
@@ -42,33 +49,32 @@ def test_the_table_shows_both_passes_and_their_ratio():
 
 
 def test_goals_that_are_met_are_not_mentioned():
-    assert report.missed_goals(ROUND_ROBIN, OURS, made=True) == []
+    assert report.missed_goals(ROUND_ROBIN, OURS, full=True) == []
 
 
 def test_every_missed_goal_has_its_line():
     slow = Figures(0.4, 1.6, 3.0, 0.6, 0.5, 1.8, 9.0, 3)
-    assert report.missed_goals(ROUND_ROBIN, slow, made=True) == [
+    assert report.missed_goals(ROUND_ROBIN, slow, full=True) == [
         "goal: no errors; 3 requests failed",
         "goal: mean TTFT at most 0.5 of round robin's; it was 0.75",
         "goal: skew at most 1.6; it was 1.80",
     ]
-    assert report.missed_goals(ROUND_ROBIN, slow, made=False) == [
+    assert report.missed_goals(ROUND_ROBIN, slow, full=False) == [
         "goal: no errors; 3 requests failed"
     ]
 
 
 def test_a_run_without_a_first_token_misses_its_goal():
     nothing = Figures(*[float("nan")] * 4, 0.0, 1.0, 0.0, 9)
-    assert len(report.missed_goals(nothing, nothing, made=True)) == 2
+    assert len(report.missed_goals(nothing, nothing, full=True)) == 2
 
 
 def test_failures_are_counted_by_kind_and_replica_with_an_example():
-    def broken(replica: str, detail: str) -> Outcome:
-        answer = Answer(0.0, replica=replica, failure=Failure.BROKEN, detail=detail)
-        return Outcome("chat", "s", answer)
+    def broken(replica: str, detail: str) -> Answer:
+        return Answer(0.0, replica=replica, failure=Failure.BROKEN, detail=detail)
 
-    tally = Tally(3, 3, [broken("r1", "closed"), broken("r1", "closed too"), broken("", "x")], 3)
-    assert report.failures(tally) == ["2 x broken stream on r1: closed", "1 x broken stream: x"]
+    answers = [broken("r1", "closed"), Answer(0.0), broken("r1", "closed too"), broken("", "x")]
+    assert report.failures(answers) == ["2 x broken stream on r1: closed", "1 x broken stream: x"]
 
 
 def test_the_curl_lines_can_be_pasted_into_a_shell():

@@ -1,0 +1,162 @@
+"""The demo from start to end."""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from loadtests.demo import fleet, report
+from loadtests.demo.children import ChildError, exit_on_signals
+from loadtests.demo.driver import Tally, drive, tally_of
+from loadtests.demo.figures import Figures, figures
+from loadtests.workloads import made, pace, replay
+from loadtests.workloads.sessions import Session
+
+POLICIES: Final = ("round_robin", "expected_ttft")
+# Two passes, two starts and the last answers fit into 90 s on 2 cores.
+DEFAULT_SECONDS: Final = 24.0
+DEFAULT_SEED: Final = 1
+_WATCH_INTERVAL_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The command line: see `parse`."""
+
+    once: bool
+    trace: Path | None
+    json: Path
+    seconds: float
+    seed: int
+
+
+def parse(argv: Sequence[str] | None = None) -> Options:
+    """Read the command line; argparse ends the program on a wrong one."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.demo",
+        description="Send the same traffic to 4 simulated replicas under round_robin and under "
+        "expected_ttft, and compare them.",
+    )
+    build = fleet.ROOT / "build"
+    parser.add_argument("--once", action="store_true", help="exit after the table")
+    parser.add_argument("--trace", type=Path, help="replay these logs: a JSONL file or a folder")
+    parser.add_argument("--json", type=Path, default=build / "demo.json", help="where figures go")
+    parser.add_argument(
+        "--seconds",
+        type=_seconds,
+        default=DEFAULT_SECONDS,
+        help=f"length of a pass, at least 5; the goals hold from {DEFAULT_SECONDS:g}, as in "
+        "shorter ones most prompts meet cold caches",
+    )
+    parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="seed of the made traffic")
+    return Options(**vars(parser.parse_args(argv)))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo.
+
+    Returns:
+        The exit code: 0, 1 where a goal was missed or something did not start, 130 on Ctrl-C.
+    """
+    options = parse(argv)
+    console = Console()
+    exit_on_signals()
+    try:
+        return _run(options, console)
+    except (ChildError, replay.LogError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(options: Options, console: Console) -> int:
+    sessions = _workload(options, console)
+    num_blocks = fleet.SMALL_CACHE_BLOCKS if options.trace is None else None
+    figures_by_policy: dict[str, Figures] = {}
+    with ExitStack() as stack:
+        for policy in POLICIES:
+            stack.close()  # the pass before: replicas with its caches, a gateway with its index
+            folder = options.json.parent / "demo" / policy
+            console.print(f"{policy}: starting {fleet.NUM_REPLICAS} replicas and the gateway")
+            running = stack.enter_context(fleet.running(policy, folder, num_blocks))
+            tally = tally_of(sessions)
+            asyncio.run(_pass(console, policy, sessions, running.url, tally))
+            answers = [outcome.answer for outcome in tally.outcomes]
+            figures_by_policy[policy] = figures(answers, fleet.NUM_REPLICAS)
+            for line in (*report.failures(answers), *report.ended_children(running)):
+                console.print(f"  {policy}: {line}", markup=False, highlight=False, soft_wrap=True)
+        console.print(report.table(figures_by_policy))
+        report.write_json(figures_by_policy, options.json)
+        console.print(f"written to {options.json}", highlight=False, soft_wrap=True)
+        baseline, ours = figures_by_policy.values()
+        judged = options.trace is None and options.seconds >= DEFAULT_SECONDS
+        missed = report.missed_goals(baseline, ours, full=judged)
+        for line in missed:
+            print(f"demo: {line}", file=sys.stderr)
+        if not options.once:
+            _stay(console, running)
+    return 1 if missed else 0
+
+
+def _workload(options: Options, console: Console) -> list[Session]:
+    if options.trace is None:
+        return made.workload(options.seed, options.seconds)
+    log = replay.read(options.trace)
+    chosen = pace.choose(
+        log.sessions, options.seconds, fleet.NUM_REPLICAS, fleet.PREFILL_TOKENS_PER_S
+    )
+    sessions = replay.rescale(chosen.sessions, chosen.seconds)
+    left_out = f"; {log.num_too_long} calls over the context window left out"
+    console.print(
+        f"{options.trace}: {sum(len(session.turns) for session in sessions)} of {log.num_calls} "
+        f"calls, {len(sessions)} of {len(log.sessions)} sessions, in {chosen.seconds:.0f} s or "
+        f"as fast as the answers allow{left_out if log.num_too_long else ''}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return sessions
+
+
+async def _pass(
+    console: Console, title: str, sessions: Sequence[Session], url: str, tally: Tally
+) -> None:
+    progress = asyncio.create_task(report.show_progress(console, title, tally))
+    try:
+        await drive(sessions, url, fleet.MODEL, tally)
+    finally:
+        progress.cancel()
+        with suppress(asyncio.CancelledError):
+            await progress
+
+
+def _stay(console: Console, running: fleet.Fleet) -> None:
+    """Leave the fleet up until Ctrl-C, and say when a process ends."""
+    console.print("\nThe gateway is up, under expected_ttft. Try:\n")
+    for line in report.curl_lines(running):
+        # Not through rich: a wrapped line could not be pasted.
+        print(f"  {line}\n")
+    kill = " ".join(f"{child.name}={child.pid}" for child in running.replicas)
+    print(f"Process ids, if you want to see one killed: {kill}. Ctrl-C ends everything.")
+    seen: set[str] = set()
+    with suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(_WATCH_INTERVAL_S)
+            for line in report.ended_children(running):
+                if line not in seen:
+                    seen.add(line)
+                    print(line)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not seconds >= 5:
+        raise argparse.ArgumentTypeError("a pass takes at least 5 seconds")
+    return seconds
