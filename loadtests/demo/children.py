@@ -9,8 +9,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final, NoReturn, Self
@@ -129,9 +129,10 @@ class Children:
         return self
 
     def start(self, name: str, argv: Sequence[str]) -> Child:
-        """Start a process."""
-        child = Child(name, argv, self._env, self._folder)
-        self._started.append(child)
+        """Start a process; from the main thread only, as signals are held back meanwhile."""
+        with _signals_held():
+            child = Child(name, argv, self._env, self._folder)
+            self._started.append(child)
         return child
 
     def ended(self) -> list[Child]:
@@ -150,8 +151,9 @@ class Children:
                 child.signal_group(signal.SIGTERM)
             wait_until(lambda: len(self.ended()) == len(self._started), self._stop_deadline_s)
         finally:  # a second Ctrl-C cuts the wait short, never the killing
-            for child in self._started:
-                child.kill()
+            with _signals_held():
+                for child in self._started:
+                    child.kill()
 
 
 def wait_until(condition: Callable[[], bool], deadline_s: float) -> bool:
@@ -168,6 +170,23 @@ def exit_on_signals() -> None:
     """Turn SIGTERM and SIGHUP into SystemExit, so that every `with` above ends its children."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit)
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Act on signals only after the block: one between a start and its note would leak a child."""
+    arrived: list[int] = []
+    before = {
+        number: signal.signal(number, lambda caught, _frame: arrived.append(caught))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for held in arrived:
+            signal.raise_signal(held)
 
 
 def _exit(number: int, _frame: FrameType | None) -> NoReturn:

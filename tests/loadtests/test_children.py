@@ -1,12 +1,13 @@
 """Child processes: ready lines, clear failures, and no survivors."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
-from loadtests.demo.children import ChildError, Children, wait_until
+from loadtests.demo.children import Child, ChildError, Children, wait_until
 
 READY = 'print(\'noise\'); print(\'{"url": "http://x", "port": 1}\', flush=True)'
 STAY = "import time; time.sleep(60)"
@@ -82,6 +83,28 @@ def group_is_running(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def test_a_signal_while_a_child_starts_waits_until_the_child_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    started = []
+
+    class Interrupted(Child):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args)
+            started.append(self)
+            signal.raise_signal(signal.SIGINT)  # as if Ctrl-C came at the worst moment
+
+    monkeypatch.setattr("loadtests.demo.children.Child", Interrupted)
+
+    def start() -> None:
+        with Children(dict(os.environ), tmp_path) as children:
+            children.start("one", python(READY, STAY))
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert not is_running(started[0].pid)
 
 
 def test_a_child_that_was_killed_is_seen(children: Children):
