@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from gateway.config.access import ReplicaTlsConfig
 from gateway.config.fields import (
     ApiKey,
     Label,
@@ -172,6 +173,9 @@ class ModelConfig(Section):
     )
     cost: CostConfig = Field(
         default_factory=CostConfig, description="Prices of prefill, decode and loads."
+    )
+    tls: ReplicaTlsConfig = Field(
+        default_factory=ReplicaTlsConfig, description="TLS to replicas with an https address."
     )
     api_key: ApiKey | None = Field(
         None,

@@ -11,6 +11,12 @@ from typing import Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from gateway.config.access import (
+    AuthConfig,
+    CorsConfig,
+    IsolationConfig,
+    ListenTlsConfig,
+)
 from gateway.config.crosschecks import DEFAULT_POLICY, cross_findings
 from gateway.config.fields import (
     DEFAULT_ADMIN,
@@ -26,6 +32,12 @@ from gateway.config.fields import (
     Section,
 )
 from gateway.config.fleet import CostConfig, KvEventsConfig, ModelConfig, ReplicaConfig
+from gateway.config.guards import (
+    EjectionConfig,
+    LimitsConfig,
+    RetriesConfig,
+    TimeoutsConfig,
+)
 from gateway.config.policies import (
     ConsistentHashConfig,
     ExpectedTtftConfig,
@@ -39,16 +51,21 @@ from gateway.config.policies import (
 
 __all__ = [
     "AdminConfig",
+    "AuthConfig",
     "ConsistentHashConfig",
+    "CorsConfig",
     "CostConfig",
+    "EjectionConfig",
     "ExpectedTtftConfig",
     "GatewayConfig",
     "HealthConfig",
     "IndexConfig",
+    "IsolationConfig",
     "KvEventsConfig",
     "LeastLoadedConfig",
     "LimitsConfig",
     "ListenConfig",
+    "ListenTlsConfig",
     "LoggingConfig",
     "ModelConfig",
     "PolicyConfig",
@@ -56,6 +73,7 @@ __all__ = [
     "PrefixAffinityConfig",
     "PrepareConfig",
     "ReplicaConfig",
+    "RetriesConfig",
     "RoundRobinConfig",
     "RuleConfig",
     "SessionConfig",
@@ -167,46 +185,6 @@ class PrepareConfig(Section):
     )
 
 
-class TimeoutsConfig(Section):
-    """How long each part of a request may take. None of them limits a whole stream."""
-
-    connect_s: Seconds = Field(
-        2.0,
-        description="Seconds to open a connection to a replica. 2 s forgive one lost packet, which "
-        "is sent again after 1 s; then the next replica is tried.",
-    )
-    first_byte_s: Seconds = Field(
-        600.0,
-        description="Seconds until a replica's first byte. A prefill of 150,000 tokens on a busy "
-        "replica has been seen to take nine minutes.",
-    )
-    idle_s: Seconds = Field(
-        120.0,
-        description="Seconds between two bytes of a running stream. Tokens come many a second; "
-        "120 s allow for preemption.",
-    )
-    receive_s: Seconds = Field(
-        60.0,
-        description="Seconds for a client to send its whole body. 32 MiB need 5 Mbit/s.",
-    )
-    drain_s: Seconds = Field(
-        30.0,
-        description="Seconds that running requests get to end after a stop signal. Kubernetes "
-        "kills after 30 s unless told otherwise.",
-    )
-
-
-class LimitsConfig(Section):
-    """What one request may ask for."""
-
-    max_body_bytes: int = Field(
-        32 * 1024 * 1024,
-        ge=1,
-        description="Largest request body in bytes; a larger one is answered with 413. 32 MiB "
-        "hold a million tokens of text and some images.",
-    )
-
-
 class HealthConfig(Section):
     """Probing the replicas."""
 
@@ -272,11 +250,26 @@ class GatewayConfig(Section):
     prepare: PrepareConfig = Field(
         default_factory=PrepareConfig, description="Rendering and tokenizing."
     )
+    auth: AuthConfig = Field(
+        default_factory=AuthConfig, description="Who may use the public listener."
+    )
+    isolation: IsolationConfig = Field(
+        default_factory=IsolationConfig, description="Separate KV caches for tenants."
+    )
+    cors: CorsConfig = Field(
+        default_factory=CorsConfig, description="Which web pages may call the public listener."
+    )
     timeouts: TimeoutsConfig = Field(
         default_factory=TimeoutsConfig, description="How long each part of a request may take."
     )
     limits: LimitsConfig = Field(
         default_factory=LimitsConfig, description="What one request may ask for."
+    )
+    retries: RetriesConfig = Field(
+        default_factory=RetriesConfig, description="Sending a request to another replica."
+    )
+    ejection: EjectionConfig = Field(
+        default_factory=EjectionConfig, description="Taking out replicas that fail requests."
     )
     health: HealthConfig = Field(default_factory=HealthConfig, description="Probing the replicas.")
     decision_headers: bool = Field(
