@@ -72,6 +72,7 @@ def _serve(given: argparse.Namespace) -> int:
     import uvloop  # noqa: PLC0415 - `check` and `version` need none of this, and start in 0.2 s
 
     from gateway.observability.logging import configure  # noqa: PLC0415
+    from gateway.proxy.tls import TlsError  # noqa: PLC0415
     from gateway.runtime import Gateway  # noqa: PLC0415
     from gateway.server import ListenError  # noqa: PLC0415
 
@@ -86,7 +87,7 @@ def _serve(given: argparse.Namespace) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run())
-    except ListenError as error:
+    except (ListenError, TlsError) as error:
         print(f"warmroute: {error}", file=sys.stderr)
         return EXIT_FAILED
     return EXIT_OK

@@ -7,13 +7,20 @@
     |   +-- PathNotFound         404
     |   +-- MethodNotAllowed     405
     |   +-- PromptTooLarge       413
+    |   +-- UnsupportedEncoding  415
+    |   +-- HeadersTooLarge      431
     |   +-- ReceiveTimeout       408
+    |   +-- Unauthorized         401
+    |   +-- Forbidden            403
+    |   +-- RateLimited          429 + Retry-After
+    |   +-- ResponseNotFound     404
     +-- UpstreamError            a replica failed us
     |   +-- ReplicaUnreachable   502, nothing was sent
     |   +-- ReplicaTimeout       504
     |   +-- StreamBroken         502, or an aborted body once it has begun
     +-- Unavailable              503 + Retry-After
         +-- NoEligibleReplica
+        +-- Overloaded
         +-- Draining
 
 Raw exception text never reaches a client: every message here is ours.
@@ -22,6 +29,7 @@ Raw exception text never reaches a client: every message here is ours.
 from __future__ import annotations
 
 import json
+from http import HTTPStatus
 from typing import ClassVar
 
 
@@ -42,6 +50,11 @@ class GatewayError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
+
+    @property
+    def phrase(self) -> str:
+        """HTTP's words for the status."""
+        return HTTPStatus(self.status).phrase
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Headers that the answer carries beside its content type."""
@@ -119,6 +132,66 @@ class ReceiveTimeout(ClientError):
     reason = "receive_timeout"
 
 
+class HeadersTooLarge(ClientError):
+    """The request's headers are longer than the gateway takes."""
+
+    status = 431
+    kind = "BadRequestError"
+    reason = "headers_too_large"
+
+
+class UnsupportedEncoding(ClientError):
+    """The body is compressed in a way that nobody here reads."""
+
+    status = 415
+    kind = "BadRequestError"
+    reason = "unsupported_encoding"
+
+
+class Unauthorized(ClientError):
+    """No API key, or not one of ours."""
+
+    status = 401
+    kind = "AuthenticationError"
+    reason = "unauthorized"
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """RFC 9110 wants the scheme named."""
+        return [(b"www-authenticate", b"Bearer")]
+
+
+class Forbidden(ClientError):
+    """The API key is ours, and may not do this."""
+
+    status = 403
+    kind = "PermissionDeniedError"
+    reason = "forbidden"
+
+
+class RateLimited(ClientError):
+    """The API key has used up its requests for now."""
+
+    status = 429
+    kind = "RateLimitError"
+    reason = "rate_limited"
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """When to try again, in whole seconds."""
+        return [(b"retry-after", str(self.retry_after_s).encode())]
+
+
+class ResponseNotFound(ClientError):
+    """No replica is known to hold this stored response."""
+
+    status = 404
+    kind = "NotFoundError"
+    reason = "response_not_found"
+
+
 class UpstreamError(GatewayError):
     """A replica failed us."""
 
@@ -166,6 +239,12 @@ class NoEligibleReplica(Unavailable):
     """Every replica of the model is starting, ejected or gone."""
 
     reason = "no_eligible_replica"
+
+
+class Overloaded(Unavailable):
+    """More requests are at the replicas than allowed, and the queue is full or too slow."""
+
+    reason = "overloaded"
 
 
 class Draining(Unavailable):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,6 +17,7 @@ from gateway.observability.logging import EventLog
 from gateway.observability.metrics import Metrics
 from gateway.prompt.prepare import Preparer
 from gateway.prompt.tokenizer import PromptTokenizer, TokenizerUnavailable
+from gateway.proxy.tls import client_context
 from gateway.proxy.transport import Origin
 from gateway.replicas.registry import Registry, Replica, ReplicaState
 from routing.load import LoadBook
@@ -23,13 +25,18 @@ from routing.types import ReplicaId
 
 
 def build_replicas(config: GatewayConfig) -> Iterator[Replica]:
-    """Return every replica of a configuration, not yet probed."""
+    """Return every replica of a configuration, not yet probed.
+
+    Raises:
+        TlsError: A model's TLS files cannot be used.
+    """
     for model in config.models:
+        tls = client_context(model.tls)
         for replica in model.replicas:
-            yield _replica(model, replica)
+            yield _replica(model, replica, tls)
 
 
-def _replica(model: ModelConfig, replica: ReplicaConfig) -> Replica:
+def _replica(model: ModelConfig, replica: ReplicaConfig, tls: ssl.SSLContext) -> Replica:
     events = replica.kv_events
     source = None
     if not isinstance(events, str):
@@ -38,7 +45,7 @@ def _replica(model: ModelConfig, replica: ReplicaConfig) -> Replica:
         replica_id=ReplicaId(replica.id),
         model_key=model_key(model),
         url=replica.url,
-        origin=Origin.of(replica.url),
+        origin=Origin.of(replica.url, tls),
         upstream_key=model.api_key.get_secret_value() if model.api_key else None,
         configured_block_size=model.block_size,
         configured_events=source,

@@ -32,6 +32,9 @@ from routing.types import (
     Rung,
 )
 
+# What SageMaker and vLLM call a session, besides the header that a session policy names.
+SAGEMAKER_SESSION_HEADER = b"x-amzn-sagemaker-session-id"
+
 KeysByBlockSize = Mapping[int, Sequence[BlockKey]]
 
 
@@ -65,8 +68,39 @@ def prompt_keys(
 
 
 def session_of(route: Route, headers: Sequence[Header]) -> bytes | None:
-    """Return the session that a request's header names, or None."""
-    return first(headers, route.session_header) or None
+    """Return the session that a request's headers name, or None."""
+    named = first(headers, route.session_header) or first(headers, SAGEMAKER_SESSION_HEADER)
+    return named or None
+
+
+@dataclass(slots=True)
+class Placed:
+    """A request with its lease, which moves when another replica is tried.
+
+    Attributes:
+        asked: What the decision knew; None for a request that only one replica can answer.
+        decision: None likewise.
+    """
+
+    lease: Lease
+    asked: Asked | None = None
+    decision: Decision | None = None
+
+    @property
+    def order(self) -> Sequence[ReplicaId]:
+        """Replicas to try, in order."""
+        return [self.lease.replica] if self.decision is None else self.decision.order
+
+    @property
+    def match(self) -> PrefixMatch:
+        """What the replica that has the lease is expected to hold."""
+        return NO_MATCH if self.decision is None else self.decision.match_of(self.lease.replica)
+
+    def has_free(self, others: Sequence[ReplicaId]) -> bool:
+        """Return whether the next of `others` may take one more request under the load cap."""
+        if self.decision is None or not others:
+            return False
+        return not self.decision.ranked_of(others[0]).over_cap
 
 
 class Placer:
@@ -117,7 +151,7 @@ class Placer:
         ]
         return asked.route.router.decide(_query(asked, replicas), candidates, self._rng)
 
-    def place(self, asked: Asked) -> tuple[Decision, Lease]:
+    def place(self, asked: Asked) -> Placed:
         """Decide, and book the request on the chosen replica in the same step.
 
         Raises:
@@ -125,10 +159,19 @@ class Placer:
         """
         decision = self.decide(asked)
         asked.model.num_routed += 1
-        return decision, self.book(asked, decision.replica)
+        return Placed(self._book_asked(asked, decision.replica), asked, decision)
 
-    def book(self, asked: Asked, replica_id: ReplicaId) -> Lease:
-        """Book a request on a replica; also for the next one after a failed try."""
+    def follow(self, replica_id: ReplicaId) -> Placed:
+        """Book a request that only this replica can answer, whatever its load."""
+        return Placed(self._book.begin(replica_id, 0.0, 0, self._now()))
+
+    def move(self, placed: Placed, replica_id: ReplicaId) -> None:
+        """Move a request's lease to another replica; to the same one changes nothing."""
+        if replica_id != placed.lease.replica and placed.asked is not None:
+            self._book.end(placed.lease)
+            placed.lease = self._book_asked(placed.asked, replica_id)
+
+    def _book_asked(self, asked: Asked, replica_id: ReplicaId) -> Lease:
         replica = self._registry[replica_id]
         match = asked.matches.get(replica_id, NO_MATCH)
         price = asked.model.cost.usable(match, asked.prompt.num_tokens)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import ssl
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from random import Random
 
 import httpx
 
+from gateway.admission import Admission
+from gateway.api.access import Keys
 from gateway.api.admin import build_admin_app
+from gateway.api.asgi import AsgiApp
+from gateway.api.keyfile import load_all_keys, watch_keys
 from gateway.api.openai import PublicApi
 from gateway.api.public import build_public_app
 from gateway.config.models import GatewayConfig
 from gateway.fleet import FleetView, build_models, build_replicas
+from gateway.http import ConnectionLimits, allowed_connections
 from gateway.index.memory import MemoryIndex
 from gateway.kvevents.follow import Followers
 from gateway.kvevents.subscriber import Context
@@ -24,10 +32,13 @@ from gateway.observability.metrics import Metrics
 from gateway.observability.record import Observer
 from gateway.pipeline import Pipeline
 from gateway.placement import Placer
+from gateway.proxy.relay import Relay
+from gateway.proxy.retry import RetryBudget
 from gateway.proxy.transport import Deadlines, HttpToolsTransport
 from gateway.replicas.health import Prober, ProbeTimes
 from gateway.replicas.registry import Registry, Replica, ReplicaState
 from gateway.server import Server, bind, url_of
+from gateway.stored import StoredResponses
 from routing.load import LoadBook
 
 # Predictions kept at most, in (block, replica) pairs: what 80 requests a second of 200 blocks
@@ -43,7 +54,9 @@ class Gateway:
         log: Where events go.
 
     Raises:
-        ListenError: One of its addresses cannot be bound. Nothing runs yet.
+        ConfigError: The key file cannot be used.
+        TlsError: A certificate or key cannot be used.
+        ListenError: One of its addresses cannot be bound.
     """
 
     def __init__(self, config: GatewayConfig, log: EventLog) -> None:
@@ -51,6 +64,8 @@ class Gateway:
         self._log = log
         self._metrics = Metrics()
         self._stopping = asyncio.Event()
+        self._replicas = list(build_replicas(config))
+        self._keys = load_all_keys(config.auth, os.environ)
         self._public_socket = bind(config.listen.host, config.listen.port)
         try:
             self._admin_socket = bind(config.admin.host, config.admin.port)
@@ -61,7 +76,7 @@ class Gateway:
     @property
     def url(self) -> str:
         """Where the public listener is reached from this machine."""
-        return url_of(self._public_socket)
+        return url_of(self._public_socket, "https" if self._config.listen.tls else "http")
 
     @property
     def admin_url(self) -> str:
@@ -85,43 +100,64 @@ class Gateway:
         executor = ThreadPoolExecutor(config.prepare.threads, "prepare")
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
         models = await build_models(config, executor, self._metrics, self._log)
-        registry = Registry(build_replicas(config), now, self._log_state)
+        registry = Registry(self._replicas, config.ejection, now, self._log_state)
         index = MemoryIndex(config.index.max_blocks, MAX_PREDICTED, now)
         book = LoadBook()
         context = Context()
         stack.callback(context.destroy, linger=0)
         followers = Followers(index, context, config.index.max_blocks)
         stack.callback(followers.close)
-        await self._start_probes(stack, models, registry, followers)
-        transport = HttpToolsTransport(now)
-        stack.callback(transport.close)
-        observer = Observer(self._metrics, self._log if config.logging.requests else None, now)
-        pipeline = Pipeline(
-            models=models,
-            registry=registry,
-            index=index,
-            book=book,
-            placer=Placer(registry, book, index, config.index, Random(), now),
-            transport=transport,
-            lookup_timeout_s=config.index.lookup_timeout_s,
-            deadlines=Deadlines(
-                config.timeouts.connect_s, config.timeouts.first_byte_s, config.timeouts.idle_s
-            ),
-            decision_headers=config.decision_headers,
-            now=now,
-        )
-        others = build_public_app(models, lambda: self._is_ready(registry))
-        public = PublicApi(pipeline, others, observer, self._log, config)
+        self._start_probes(stack, models, registry, followers)
+        placer = Placer(registry, book, index, config.index, Random(), now)
+        relay = self._relay(stack, registry, book, placer)
+        pipeline = Pipeline(models, registry, index, placer, relay, config, now)
         view = FleetView(models, registry, book, index, followers, self._metrics, now)
+        public = self._public(stack, pipeline, build_public_app(models, self._ready(registry)))
         admin = build_admin_app(pipeline, view, self._metrics, config.limits.max_body_bytes)
+        limits = ConnectionLimits(
+            allowed_connections(config.limits.max_connections),
+            config.limits.max_header_bytes,
+            config.timeouts.receive_s,
+        )
         drain_s = config.timeouts.drain_s
-        return Server(public, drain_s), Server(admin, drain_s)
+        return Server(public, drain_s, limits, config.listen.tls), Server(admin, drain_s, limits)
 
-    async def _start_probes(
+    def _relay(
+        self, stack: AsyncExitStack, registry: Registry, book: LoadBook, placer: Placer
+    ) -> Relay:
+        config, times = self._config, self._config.timeouts
+        transport = HttpToolsTransport(time.monotonic)
+        stack.callback(transport.close)
+        return Relay(
+            registry=registry,
+            book=book,
+            placer=placer,
+            transport=transport,
+            stored=StoredResponses(),
+            budget=RetryBudget(config.retries.budget_ratio),
+            deadlines=Deadlines(times.connect_s, times.first_byte_s, times.idle_s),
+            heartbeat_s=times.heartbeat_s,
+            max_tries=config.retries.max_tries,
+            decision_headers=config.decision_headers,
+            keeps_credentials=not config.auth.required,
+            now=time.monotonic,
+        )
+
+    def _public(self, stack: AsyncExitStack, pipeline: Pipeline, others: AsgiApp) -> PublicApi:
+        config = self._config
+        keys = Keys(config.auth.required, time.monotonic)
+        keys.replace(self._keys)
+        watching = asyncio.create_task(watch_keys(config.auth, keys, self._log))
+        stack.callback(watching.cancel)
+        log = self._log if config.logging.requests else None
+        observer = Observer(self._metrics, log, time.monotonic)
+        admission = Admission(config.limits)
+        return PublicApi(pipeline, others, keys, admission, observer, self._log, config)
+
+    def _start_probes(
         self, stack: AsyncExitStack, models: Models, registry: Registry, followers: Followers
     ) -> None:
         health = self._config.health
-        client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
 
         def learned(replica: Replica, restarted: bool) -> None:
             models.learn(replica.model_key, replica.facts.models)
@@ -130,7 +166,7 @@ class Gateway:
         times = ProbeTimes(
             health.interval_s, health.timeout_s, health.failures_to_eject, health.metrics_interval_s
         )
-        prober = Prober(client, registry, times, learned)
+        prober = Prober(_control_client, registry, times, learned)
         for replica in registry:
             task = asyncio.create_task(prober.run(replica), name=f"probe {replica.replica_id}")
             stack.callback(task.cancel)
@@ -151,9 +187,12 @@ class Gateway:
         await serving_admin
         self._log.info("stopped")
 
-    def _is_ready(self, registry: Registry) -> bool:
-        eligible = any(replica.state is ReplicaState.READY for replica in registry)
-        return eligible and not self._stopping.is_set()
+    def _ready(self, registry: Registry) -> Callable[[], bool]:
+        def is_ready() -> bool:
+            some = any(replica.state is ReplicaState.READY for replica in registry)
+            return some and not self._stopping.is_set()
+
+        return is_ready
 
     def _log_state(self, replica: Replica) -> None:
         say = self._log.info if replica.state is ReplicaState.READY else self._log.warning
@@ -163,3 +202,8 @@ class Gateway:
             state=replica.state.value,
             reason=replica.state_reason,
         )
+
+
+def _control_client(tls: ssl.SSLContext | None) -> httpx.AsyncClient:
+    # No proxy settings and no .netrc from the environment: replicas are reached directly.
+    return httpx.AsyncClient(verify=tls or False, trust_env=False)

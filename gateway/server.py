@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 
 from gateway.api.asgi import AsgiApp
+from gateway.config.access import ListenTlsConfig
+from gateway.http import ConnectionLimits, LimitedProtocol
 
 # Load balancers keep idle connections for 60 s (AWS ALB's default); a server that closes earlier
 # makes them answer 502 now and then.
@@ -39,11 +43,11 @@ def bind(host: str, port: int) -> socket.socket:
         raise ListenError(f"cannot listen on {host}:{port}: {what.lower()}") from error
 
 
-def url_of(bound: socket.socket) -> str:
+def url_of(bound: socket.socket, scheme: str = "http") -> str:
     """Return a URL under which a listening socket is reached from this machine."""
     host, port = bound.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class Server(uvicorn.Server):
@@ -52,13 +56,23 @@ class Server(uvicorn.Server):
     Args:
         app: What to serve.
         drain_s: Seconds that running requests get once `stop` was called.
+        limits: Of client connections.
+        tls: Certificate and key files; None for plain HTTP.
     """
 
-    def __init__(self, app: AsgiApp, drain_s: float) -> None:
+    def __init__(
+        self,
+        app: AsgiApp,
+        drain_s: float,
+        limits: ConnectionLimits,
+        tls: ListenTlsConfig | None = None,
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 _Typed(app),
-                http="httptools",
+                http=cast("type[asyncio.Protocol]", partial(LimitedProtocol, limits)),
+                ssl_certfile=tls.cert_file if tls else None,
+                ssl_keyfile=tls.key_file if tls else None,
                 ws="none",
                 lifespan="off",
                 log_config=None,

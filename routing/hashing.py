@@ -51,7 +51,9 @@ class HashSpec:
 
 def _root_key(spec: HashSpec) -> int:
     # Every part is preceded by its length, so no LoRA name can be read as a salt.
-    parts = (spec.model.encode(), spec.lora.encode(), spec.cache_salt.encode())
+    # Salts come from JSON, which may hold lone surrogates.
+    names = (spec.model, spec.lora, spec.cache_salt)
+    parts = [name.encode(errors="surrogatepass") for name in names]
     tagged = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
     return int(xxh3_64_intdigest(tagged, spec.block_size))
 

@@ -175,7 +175,15 @@ class Decision:
     @property
     def chosen(self) -> RankedCandidate:
         """The chosen candidate with its terms."""
-        return next(r for r in self.ranked if r.candidate.replica == self.replica)
+        return self.ranked_of(self.replica)
+
+    def ranked_of(self, replica: ReplicaId) -> RankedCandidate:
+        """Return one candidate with its terms."""
+        return next(r for r in self.ranked if r.candidate.replica == replica)
+
+    def match_of(self, replica: ReplicaId) -> PrefixMatch:
+        """Return what one candidate was expected to hold."""
+        return self.ranked_of(replica).candidate.match
 
     @property
     def order(self) -> Sequence[ReplicaId]:

@@ -8,13 +8,13 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from gateway.api.asgi import ClientRequest
-from gateway.errors import GatewayError
+from gateway.api.endpoints import find
+from gateway.errors import GatewayError, PathNotFound
 from gateway.fleet import FleetView
 from gateway.observability.metrics import Metrics
 from gateway.observability.record import RequestRecord
 from gateway.pipeline import Pipeline
 from gateway.placement import Asked
-from gateway.prompt.body import BodyKind, read_body
 from routing.types import Decision, RankedCandidate
 
 
@@ -60,13 +60,15 @@ def build_admin_app(
 
 
 async def _explain(pipeline: Pipeline, request: Request, path: str, body: bytes) -> bytes:
-    kind = BodyKind.COMPLETION if path == "/v1/completions" else BodyKind.CHAT
+    endpoint = find(path)
+    if endpoint is None or endpoint.kind is None:
+        raise PathNotFound("`path` must be a path whose requests are routed.")
     headers = request.headers.raw
     asking = ClientRequest("POST", path, path.encode(), headers, body, "http", "explain")
     record = RequestRecord("explain", path, pipeline.now())
-    asked = await pipeline.ask(asking, read_body(body, kind), record)
-    decision = pipeline.placer.decide(asked)
-    return explanation(asked, decision)
+    asking, read = pipeline.isolate(asking, pipeline.read(asking, endpoint.kind))
+    asked = await pipeline.ask(asking, read, record)
+    return explanation(asked, pipeline.placer.decide(asked))
 
 
 def explanation(asked: Asked, decision: Decision) -> bytes:

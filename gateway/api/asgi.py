@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.api.access import ANYBODY, Caller
+from gateway.api.encoding import decode_body
 from gateway.errors import GatewayError, PromptTooLarge, ReceiveTimeout
-from gateway.proxy.headers import Header, first
+from gateway.proxy.headers import Header, first, is_event_stream
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -29,7 +31,10 @@ class ClientRequest:
     Attributes:
         target: Path and query, as bytes on the wire.
         headers: In order, names in lower case.
+        body: Without its content encoding.
         client: The client's address.
+        caller: Who sent it, by API key.
+        undone: Headers that no longer hold, as what they say was undone here.
     """
 
     method: str
@@ -39,14 +44,17 @@ class ClientRequest:
     body: bytes
     scheme: str
     client: str
+    caller: Caller = ANYBODY
+    undone: frozenset[bytes] = frozenset()
 
 
 async def read_request(
-    scope: Scope, receive: Receive, max_body_bytes: int, receive_s: float
+    scope: Scope, receive: Receive, caller: Caller, max_body_bytes: int, receive_s: float
 ) -> ClientRequest:
-    """Read a request whole.
+    """Read a request whole, and undo its content encoding.
 
     Raises:
+        InvalidRequest, UnsupportedEncoding: Its content encoding cannot be undone.
         PromptTooLarge: The body is longer than `max_body_bytes`; reading stops there.
         ReceiveTimeout: It did not come within `receive_s`.
         ClientLeft: The client went away.
@@ -55,6 +63,7 @@ async def read_request(
     declared = first(headers, b"content-length")
     if declared is not None and int(declared) > max_body_bytes:
         raise _too_large(max_body_bytes)
+    encoding = (first(headers, b"content-encoding") or b"").decode("latin-1")
     try:
         async with asyncio.timeout(receive_s):
             body = await _read_body(receive, max_body_bytes)
@@ -67,9 +76,11 @@ async def read_request(
         path=scope["path"],
         target=path + b"?" + query if query else path,
         headers=headers,
-        body=body,
+        body=decode_body(body, encoding, max_body_bytes),
         scheme=scope.get("scheme", "http"),
         client=scope["client"][0] if scope.get("client") else "unknown",
+        caller=caller,
+        undone=frozenset({b"content-encoding"}) if encoding else frozenset(),
     )
 
 
@@ -131,43 +142,44 @@ async def while_connected(receive: Receive, client: ClientResponse) -> AsyncIter
 class ClientResponse:
     """Writes one answer to the client.
 
+    Args:
+        send: ASGI.
+        headers: Every answer carries them: CORS, the request id.
+
     Attributes:
         status: The status that was sent; 0 before.
+        is_event_stream: The answer is a stream of server-sent events.
         ended: The body is whole.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, headers: Sequence[Header] = ()) -> None:
         self._send = send
+        self._headers = headers
         self.status = 0
+        self.is_event_stream = False
         self.ended = False
 
     async def start(self, status: int, headers: Sequence[Header]) -> None:
-        """Send status and headers."""
+        """Send status and headers; ours replace those of the same name."""
         self.status = status
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        self.is_event_stream = is_event_stream(headers)
+        ours = {name for name, _ in self._headers if name != b"vary"}
+        kept = [header for header in headers if header[0] not in ours]
+        start = {"status": status, "headers": [*kept, *self._headers]}
+        await self._send({"type": "http.response.start", **start})
 
     async def write(self, piece: bytes) -> None:
         """Send a piece of the body; waits while the client reads slower than we write."""
         await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
-    async def end(self) -> None:
+    async def end(self, last_piece: bytes = b"") -> None:
         """End the body."""
         self.ended = True
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send({"type": "http.response.body", "body": last_piece, "more_body": False})
 
     async def fail(self, error: GatewayError) -> None:
         """Answer with an error, where nothing was sent yet."""
-        await self.answer(error.status, error.body(), error.headers())
-
-    async def answer(
-        self,
-        status: int,
-        body: bytes,
-        headers: Sequence[Header] = (),
-        kind: bytes = b"application/json",
-    ) -> None:
-        """Send a whole answer of our own."""
-        framing = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
-        await self.start(status, [*framing, *headers])
-        self.ended = True
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        body = error.body()
+        framing = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await self.start(error.status, [*framing, *error.headers()])
+        await self.end(body)

@@ -1,44 +1,43 @@
-"""The public API: the hot paths as a plain ASGI application, everything else behind FastAPI.
+"""The public listener: routed paths as a plain ASGI application, all others behind FastAPI.
 
-A hot path never meets a framework's routing, validation or middleware: they cost more than the
+A routed path never meets a framework's routing, validation or middleware: they cost more than the
 rest of a request (docs/adr/0007), and the body goes to the replica as it came.
 """
 
 from __future__ import annotations
 
+import asyncio
+import re
 import uuid
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Sequence
 
+from gateway.admission import Admission
+from gateway.api.access import Caller, Keys
 from gateway.api.asgi import (
     AsgiApp,
     ClientLeft,
     ClientResponse,
+    Message,
     Receive,
     Scope,
     Send,
     read_request,
     while_connected,
 )
+from gateway.api.cors import Cors
+from gateway.api.endpoints import Endpoint, find
+from gateway.api.public import OPEN_PATHS
 from gateway.config.models import GatewayConfig
-from gateway.errors import GatewayError, MethodNotAllowed
+from gateway.errors import GatewayError, ReplicaTimeout
 from gateway.observability.logging import EventLog
 from gateway.observability.record import Observer, RequestRecord
 from gateway.pipeline import Pipeline
-from gateway.prompt.body import BodyKind
-from gateway.proxy.headers import first
+from gateway.proxy.headers import Header, first
+from gateway.proxy.relay import end_broken
 
-ROUTED_PATHS: Mapping[str, BodyKind] = MappingProxyType(
-    {
-        "/v1/chat/completions": BodyKind.CHAT,
-        "/v1/completions": BodyKind.COMPLETION,
-        "/v1/embeddings": BodyKind.OTHER,
-    }
-)
-"""Paths whose requests go to a replica, and how their bodies hold the prompt."""
-
-# A request id that a client sends ends up in logs and headers, so it is taken only if it is short.
-MAX_REQUEST_ID_BYTES = 128
+# A request id that a client sends ends up in logs and headers, so it is taken only if it is short
+# and visible ASCII.
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class PublicApi:
@@ -47,71 +46,127 @@ class PublicApi:
     Args:
         pipeline: Serves the routed paths.
         others: Serves all other paths.
+        keys: Who may come in.
+        admission: How many at once.
         observer: Told of the end of every routed request.
-        config: For the limits and timeouts of a request.
+        config: For CORS, and the limits and timeouts of a request.
     """
 
     def __init__(
         self,
         pipeline: Pipeline,
         others: AsgiApp,
+        keys: Keys,
+        admission: Admission,
         observer: Observer,
         log: EventLog,
         config: GatewayConfig,
     ) -> None:
         self._pipeline = pipeline
         self._others = others
+        self._keys = keys
+        self._admission = admission
         self._observer = observer
         self._log = log
+        self._cors = Cors(config.cors)
         self._max_body_bytes = config.limits.max_body_bytes
-        self._receive_s = config.timeouts.receive_s
+        self._timeouts = config.timeouts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-        kind = ROUTED_PATHS.get(scope["path"]) if scope["type"] == "http" else None
-        if kind is None:
-            await self._others(scope, receive, send)
+        if scope["type"] != "http":
+            return  # no lifespan to keep, and WebSockets are not offered
+        headers: Sequence[Header] = scope["headers"]
+        preflight = self._cors.preflight(scope["method"], headers)
+        if preflight is not None:
+            client = ClientResponse(send)
+            await client.start(204, preflight)
+            await client.end()
+            return
+        ours = self._cors.headers(headers)
+        endpoint = find(scope["path"])
+        if endpoint is None:
+            await self._other(scope, receive, _with_headers(send, ours))
         else:
-            await self._routed(kind, scope, receive, ClientResponse(send))
+            record = RequestRecord(_request_id(headers), endpoint.label, self._pipeline.now())
+            ours.append((b"x-request-id", record.request_id.encode()))
+            await self._routed(endpoint, scope, receive, ClientResponse(send, ours), record)
+
+    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a path that no replica answers. All but the probes want a key, unknown ones too."""
+        if scope["path"] not in OPEN_PATHS:
+            try:
+                self._keys.caller(scope["headers"])
+            except GatewayError as error:
+                await ClientResponse(send).fail(error)
+                return
+        await self._others(scope, receive, send)
 
     async def _routed(
-        self, kind: BodyKind, scope: Scope, receive: Receive, client: ClientResponse
-    ) -> None:
-        """Serve one request, and turn whatever went wrong into an answer and a record of it."""
-        record = RequestRecord(_request_id(scope), scope["path"], self._pipeline.now())
-        try:
-            await self._serve(kind, scope, receive, client, record)
-        except ClientLeft:
-            record.client_left = True
-        except GatewayError as error:
-            record.failed(error)
-            await client.fail(error)
-        except Exception:  # noqa: BLE001 - the one border: a bug of ours must still be an answer
-            self._log.exception("internal_error", request_id=record.request_id)
-            bug = GatewayError("The gateway failed; its log has the details.")
-            record.failed(bug)
-            if not client.status:
-                await client.fail(bug)
-        finally:
-            self._observer.ended(record)
-
-    async def _serve(
         self,
-        kind: BodyKind,
+        endpoint: Endpoint,
         scope: Scope,
         receive: Receive,
         client: ClientResponse,
         record: RequestRecord,
     ) -> None:
-        if scope["method"] != "POST":
-            raise MethodNotAllowed("This path takes POST only.", allowed="POST")
-        request = await read_request(scope, receive, self._max_body_bytes, self._receive_s)
-        async with while_connected(receive, client):
-            await self._pipeline.handle(request, kind, client, record)
+        """Serve one request, and turn whatever went wrong into an answer and a record of it."""
+        try:
+            caller = self._keys.caller(scope["headers"])
+            endpoint.check_method(scope["method"])
+            await self._serve(endpoint, caller, scope, receive, client, record)
+        except ClientLeft:
+            record.client_left = True
+        except GatewayError as error:
+            await self._fail(client, record, error)
+        except Exception:  # noqa: BLE001 - the one border: a bug of ours must still be an answer
+            self._log.exception("internal_error", request_id=record.request_id)
+            bug = GatewayError("The gateway failed; its log has the details.")
+            await self._fail(client, record, bug)
+        finally:
+            self._observer.ended(record)
+
+    async def _serve(
+        self,
+        endpoint: Endpoint,
+        caller: Caller,
+        scope: Scope,
+        receive: Receive,
+        client: ClientResponse,
+        record: RequestRecord,
+    ) -> None:
+        request = await read_request(
+            scope, receive, caller, self._max_body_bytes, self._timeouts.receive_s
+        )
+        async with while_connected(receive, client), self._admission.place(caller.name):
+            try:
+                async with asyncio.timeout(self._timeouts.total_s):
+                    await self._pipeline.handle(request, endpoint, client, record)
+            except TimeoutError:
+                message = f"The request took longer than {self._timeouts.total_s:g} s."
+                raise ReplicaTimeout(message) from None
+
+    async def _fail(
+        self, client: ClientResponse, record: RequestRecord, error: GatewayError
+    ) -> None:
+        record.failed(error)
+        if not client.status:
+            await client.fail(error)
+        elif not client.ended:
+            await end_broken(client, error)
 
 
-def _request_id(scope: Scope) -> str:
-    sent = first(scope["headers"], b"x-request-id")
-    if sent and len(sent) <= MAX_REQUEST_ID_BYTES:
-        return sent.decode("latin-1")
+def _request_id(headers: Sequence[Header]) -> str:
+    sent = first(headers, b"x-request-id")
+    if sent is not None and _REQUEST_ID.fullmatch(sent):
+        return sent.decode()
     return uuid.uuid4().hex
+
+
+def _with_headers(send: Send, headers: Sequence[Header]) -> Send:
+    async def wrapped(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), *headers]}
+        await send(message)
+
+    return wrapped if headers else send

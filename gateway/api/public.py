@@ -11,18 +11,24 @@ from starlette.exceptions import HTTPException
 from gateway.errors import GatewayError, MethodNotAllowed, PathNotFound
 from gateway.models import Models
 
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping"})
+"""Probes: they need no API key, and tell nothing but yes or no."""
+
 
 def build_public_app(models: Models, is_ready: Callable[[], bool]) -> FastAPI:
     """Return the application for all paths that are not routed to replicas.
 
     Args:
         models: For /v1/models.
-        is_ready: Whether requests can be served: for /readyz.
+        is_ready: Whether requests can be served: for /readyz, and for /ping, SageMaker's probe.
     """
-    # No generated pages on the public listener: they describe more than clients may use.
-    app = FastAPI(title="Warmroute", docs_url=None, redoc_url=None, openapi_url=None)
+    # No generated pages on the public listener: they describe more than clients may use. And no
+    # redirects: a client that posts to /v1/chat/completions/ would lose its body on the way.
+    app = FastAPI(
+        title="Warmroute", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+    )
 
-    @app.get("/v1/models")
+    @app.api_route("/v1/models", methods=["GET", "HEAD"])
     async def list_models() -> dict[str, object]:
         entries = [
             {
@@ -38,11 +44,13 @@ def build_public_app(models: Models, is_ready: Callable[[], bool]) -> FastAPI:
         ]
         return {"object": "list", "data": entries}
 
-    @app.get("/livez")
+    @app.api_route("/livez", methods=["GET", "HEAD"])
     async def livez() -> dict[str, str]:
         return {"status": "alive"}
 
-    @app.get("/readyz")
+    @app.api_route("/ping", methods=["GET", "POST", "HEAD"])
+    @app.api_route("/health", methods=["GET", "HEAD"])
+    @app.api_route("/readyz", methods=["GET", "HEAD"])
     async def readyz() -> JSONResponse:
         ready = is_ready()
         return JSONResponse({"status": "ready" if ready else "not_ready"}, 200 if ready else 503)

@@ -54,13 +54,21 @@ class KeyConfig(Section):
         return self
 
 
+class KeysFile(Section):
+    """The content of `auth.keys_file`."""
+
+    keys: ListOf[KeyConfig] = Field(
+        description="Keys; none lets nobody in.", examples=["[{name: team-a, sha256: ...}]"]
+    )
+
+
 class AuthConfig(Section):
     """API keys. Without any, everybody who reaches the public listener may use it."""
 
     keys: ListOf[KeyConfig] = Field((), description="Keys in this file.")
     keys_file: Name | None = Field(
         None,
-        description="YAML file with further keys: a list of the same mappings. Read again when it "
+        description="YAML file with further keys, under `keys` as here. Read again when it "
         "changes; a broken new version changes nothing and is logged. Given and empty, it lets "
         "nobody in.",
     )
@@ -101,8 +109,10 @@ class CorsConfig(Section):
 class ListenTlsConfig(Section):
     """TLS of the public listener."""
 
-    cert_file: Name = Field(description="PEM file of the certificate and its chain.")
-    key_file: Name = Field(description="PEM file of the private key.")
+    cert_file: Name = Field(
+        description="PEM file of the certificate and its chain.", examples=["/tls/tls.crt"]
+    )
+    key_file: Name = Field(description="PEM file of the private key.", examples=["/tls/tls.key"])
 
 
 class ReplicaTlsConfig(Section):

@@ -35,7 +35,17 @@ def cross_findings(document: Any) -> list[Finding]:
         *_policy_references(document),
         *_rules(document),
         *_listeners(document),
+        *_isolation(document),
     ]
+
+
+def _isolation(document: Mapping[str, Any]) -> Iterator[Finding]:
+    isolation, auth = document.get("isolation"), document.get("auth")
+    if isinstance(isolation, Mapping) and isolation.get("by") == "api_key":
+        given = isinstance(auth, Mapping) and (auth.get("keys") or auth.get("keys_file"))
+        if not given:
+            text = "needs API keys to tell tenants apart, add auth.keys or auth.keys_file"
+            yield Finding(("isolation", "by"), text, show_value=False)
 
 
 def _empty_lists(document: Mapping[str, Any]) -> Iterator[Finding]:

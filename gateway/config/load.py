@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gateway.config.access import KeyConfig, KeysFile
 from gateway.config.crosschecks import DEFAULT_POLICY, cross_findings
 from gateway.config.document import Document, parse, shown_value
 from gateway.config.errors import ConfigError, Finding, Problem
@@ -45,6 +46,25 @@ def load_document(
     if problems or config is None:
         raise ConfigError(problems)
     return config, document
+
+
+def load_keys(path: str, environ: Mapping[str, str]) -> tuple[KeyConfig, ...]:
+    """Read a file of API keys: a mapping with the one key `keys`.
+
+    Raises:
+        ConfigError: As `load_config`.
+    """
+    document = parse(_read(path), path, environ)
+    found: list[Finding] = list(document.findings)
+    try:
+        keys = KeysFile.model_validate(document.value).keys
+    except ValidationError as error:
+        invalid = findings_of(error, KeysFile)
+        found += [finding for finding in invalid if not document.is_unreadable(finding.path)]
+        keys = ()
+    if found:
+        raise ConfigError(_in_line_order(document, found))
+    return keys
 
 
 def config_from_flags(

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.config.errors import Finding, Path, did_you_mean
-from gateway.config.fields import REFUSED
+from gateway.config.fields import REFUSED, Section
 from gateway.config.models import CROSS_CHECK, GatewayConfig
 from gateway.config.schema import Place, is_secret, place, words
 
@@ -41,12 +41,12 @@ _TEXT_BY_TYPE: Mapping[str, Callable[[dict[str, Any]], str]] = MappingProxyType(
 )
 
 
-def findings_of(error: ValidationError) -> Iterator[Finding]:
-    """Translate the errors of a failed validation of `GatewayConfig`, in their order."""
+def findings_of(error: ValidationError, root: type[Section] = GatewayConfig) -> Iterator[Finding]:
+    """Translate the errors of a failed validation of `root`, in their order."""
     for details in error.errors(include_url=False):
         if details["type"] not in _IMPLIED:
             translate = _TRANSLATORS.get(details["type"], _wrong_value)
-            yield translate(place(GatewayConfig, details["loc"]), details)
+            yield translate(place(root, details["loc"]), details)
 
 
 def _wrong_value(where: Place, details: ErrorDetails) -> Finding:

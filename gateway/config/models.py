@@ -96,6 +96,9 @@ class ListenConfig(Section):
         DEFAULT_LISTEN[1],
         description="TCP port; 0 lets the system choose. 8080 needs no privileges.",
     )
+    tls: ListenTlsConfig | None = Field(
+        None, description="Serve HTTPS. Left out, the listener speaks plain HTTP."
+    )
 
 
 class AdminConfig(Section):

@@ -46,6 +46,13 @@ class RequestMetrics(_Group):
         self.ended = self._counter(
             "requests", "Requests that ended; status 499: the client left.", "model path status"
         )
+        self.failures = self._counter(
+            "request_failures",
+            "Requests that did not get a whole answer of a replica, by why. An answer that broke "
+            "after it began counts here, and with the status that the client got in the metric "
+            "above.",
+            "model reason",
+        )
         self.decisions = self._counter(
             "decisions",
             "Routing decisions by what was known (rung) and why the replica was chosen (reason); "

@@ -59,9 +59,9 @@ class RequestRecord:
         """The index answered, or its deadline passed."""
         self._step("lookup", now)
 
-    def decided(self, decision: Decision, prompt: Prompt, now: float) -> None:
+    def decided(self, decision: Decision | None, now: float) -> None:
         """The decision was made and reserved."""
-        self.decision, self.prompt = decision, prompt
+        self.decision = decision
         self._step("decide", now)
 
     def tried(self, replica: ReplicaId) -> None:
@@ -124,6 +124,8 @@ class Observer:
             metrics.lookup_timeouts.inc()
         for replica, reason in record.retries:
             metrics.retries.labels(replica, reason).inc()
+        if record.error is not None:
+            metrics.failures.labels(record.model, record.error).inc()
         if record.decision is not None:
             self._count_decision(record, record.decision, usage)
 
@@ -134,7 +136,7 @@ class Observer:
         metrics.decisions.labels(
             record.model, decision.policy, decision.rung.value, decision.reason.value
         ).inc()
-        match = _match(decision, record.replica)
+        match = decision.match_of(record.replica or decision.replica)
         if record.ttft_s is not None:
             tier = match.deepest_tier
             metrics.ttft.labels(record.model, tier.value if tier else "none").observe(record.ttft_s)
@@ -143,11 +145,6 @@ class Observer:
             cached.prompt_tokens.labels(record.replica).inc(usage.prompt_tokens)
             cached.predicted_cached_tokens.labels(record.replica).inc(match.total_tokens)
             cached.actual_cached_tokens.labels(record.replica).inc(usage.cached_tokens)
-
-
-def _match(decision: Decision, replica: ReplicaId | None) -> Any:
-    tried = (r for r in decision.ranked if r.candidate.replica == replica)
-    return next(tried, decision.chosen).candidate.match
 
 
 def _fields(
@@ -179,7 +176,7 @@ def _fields(
 
 
 def _decision_fields(record: RequestRecord, decision: Decision) -> dict[str, Any]:
-    match = _match(decision, record.replica)
+    match = decision.match_of(record.replica or decision.replica)
     fields: dict[str, Any] = {
         "replica": record.replica,
         "policy": decision.policy,

@@ -6,11 +6,13 @@ The body itself is forwarded as the client sent it, byte by byte.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from gateway.errors import InvalidRequest
+from gateway.prompt.form import form_field
 
 # How much of a prompt's beginning names its affinity on the `hashed` rung. Long enough to reach
 # past a role and a greeting, short enough that a shared document's first page is the same for all.
@@ -24,7 +26,11 @@ class BodyKind(StrEnum):
 
     CHAT = "chat"
     COMPLETION = "completion"
+    RESPONSES = "responses"  # OpenAI's Responses API
+    MESSAGES = "messages"  # Anthropic's Messages API
     OTHER = "other"  # no prompt that KV blocks are kept for: embeddings, scores
+    FORM = "form"  # multipart: audio
+    INVOCATION = "invocation"  # SageMaker: the body's own fields say which of these it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +38,18 @@ class RequestBody:
     """A body that can be routed.
 
     Attributes:
-        kind: Chat, completion, or neither.
+        kind: How it holds its prompt; never INVOCATION.
         model: The name that the client asked for.
-        fields: The decoded JSON object.
+        fields: The decoded JSON object; empty for a form.
         num_bytes: Length of the body as received.
+        cache_salt: What separates its KV blocks from those of equal prompts; empty for nothing.
     """
 
     kind: BodyKind
     model: str
     fields: dict[str, Any]
     num_bytes: int
+    cache_salt: str = ""
 
     @property
     def stream(self) -> bool:
@@ -49,21 +57,28 @@ class RequestBody:
         return self.fields.get("stream") is True
 
     @property
-    def cache_salt(self) -> str:
-        """The cache salt (a vLLM field that separates tenants); empty for none."""
-        salt = self.fields.get("cache_salt")
-        return salt if isinstance(salt, str) else ""
-
-    @property
     def estimated_tokens(self) -> int:
         """Prompt length in tokens, guessed from the body's length."""
         return max(1, self.num_bytes // BYTES_A_TOKEN)
 
+    @property
+    def has_prompt(self) -> bool:
+        """Whether an engine keeps KV blocks for what it holds."""
+        return self.kind not in (BodyKind.OTHER, BodyKind.FORM)
+
+    def salted(self, cache_salt: str) -> RequestBody:
+        """Return the same body with another salt."""
+        return replace(self, cache_salt=cache_salt)
+
     def head(self) -> bytes:
         """Return the beginning of the prompt in a form that does not depend on JSON's spelling."""
-        prompt = self.fields.get("messages") or self.fields.get("prompt") or ""
-        text = prompt if isinstance(prompt, str) else json.dumps(_beginning(prompt))
-        return text[:HEAD_BYTES].encode(errors="surrogatepass")[:HEAD_BYTES]
+        parts = [self.fields.get(key) for key in ("system", "messages", "prompt", "input")]
+        texts = (_head_text(part) for part in parts if part)
+        return "\n".join(texts)[:HEAD_BYTES].encode(errors="surrogatepass")[:HEAD_BYTES]
+
+
+def _head_text(prompt: Any) -> str:
+    return prompt if isinstance(prompt, str) else json.dumps(_beginning(prompt))
 
 
 def _beginning(prompt: Any) -> Any:
@@ -83,30 +98,82 @@ def _beginning(prompt: Any) -> Any:
     return taken
 
 
-def read_body(body: bytes, kind: BodyKind) -> RequestBody:
+def read_body(
+    body: bytes, kind: BodyKind, *, content_type: str = "", refused_fields: Sequence[str] = ()
+) -> RequestBody:
     """Decode a body and check what routing needs.
 
     Python's own json is used because vLLM uses it: what it takes (NaN, lone surrogates, the last
     of two equal keys), we take.
 
+    Args:
+        body: As received, content encodings undone.
+        kind: What the path expects.
+        content_type: The request's Content-Type; a form's boundary is in it.
+        refused_fields: Fields that clients may not send.
+
     Raises:
-        InvalidRequest: Not JSON, not an object, or `model`, `messages` or `prompt` are missing or
-            of a type that no engine takes.
+        InvalidRequest: It cannot be decoded, or `model`, `messages` or `prompt` are missing or of
+            a type that no engine takes, or a field is refused.
     """
+    if kind is BodyKind.FORM:
+        model = form_field(body, content_type, "model")
+        if not model:
+            raise InvalidRequest("`model` is required: a form field.", param="model")
+        return RequestBody(kind, model, {}, len(body))
+    fields = _json_object(body)
+    if kind is BodyKind.INVOCATION:
+        kind = _kind_by_fields(fields)
+    for name in refused_fields:
+        if fields.get(name) is not None:
+            raise InvalidRequest(f"`{name}` is not allowed here.", param=name)
+    model = fields.get("model")
+    if not isinstance(model, str) or not model:
+        raise InvalidRequest("`model` is required: the name of a served model.", param="model")
+    _check_prompt(kind, fields)
+    salt = fields.get("cache_salt")
+    return RequestBody(kind, model, fields, len(body), salt if isinstance(salt, str) else "")
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
         raise InvalidRequest("The body is not valid JSON.") from None
     if not isinstance(fields, dict):
         raise InvalidRequest("The body must be a JSON object.")
-    model = fields.get("model")
-    if not isinstance(model, str) or not model:
-        raise InvalidRequest("`model` is required: the name of a served model.", param="model")
-    if kind is BodyKind.CHAT:
+    return fields
+
+
+def _kind_by_fields(fields: dict[str, Any]) -> BodyKind:
+    """Return what an invocation is, as vLLM tells it: by the schema that its body fits."""
+    if "messages" in fields:
+        return BodyKind.CHAT
+    return BodyKind.COMPLETION if "prompt" in fields else BodyKind.OTHER
+
+
+def _check_prompt(kind: BodyKind, fields: dict[str, Any]) -> None:
+    if kind in (BodyKind.CHAT, BodyKind.MESSAGES):
         messages = fields.get("messages")
         if not isinstance(messages, list) or not messages:
             message = "`messages` is required: a list of at least one message."
             raise InvalidRequest(message, param="messages")
-    if kind is BodyKind.COMPLETION and fields.get("prompt") is None:
+    prompt = (fields.get("prompt"), fields.get("prompt_embeds"))
+    if kind is BodyKind.COMPLETION and prompt == (None, None):
         raise InvalidRequest("`prompt` is required: text or token ids.", param="prompt")
-    return RequestBody(kind, model, fields, len(body))
+
+
+def splice_cache_salt(body: bytes, cache_salt: str) -> bytes:
+    """Return a JSON object's bytes with a `cache_salt` added; every other byte stays.
+
+    It goes to the end, where it wins over a client's own: of equal keys the engine takes the last.
+
+    Args:
+        body: A JSON object with at least one field, in any encoding that `read_body` takes.
+        cache_salt: Printable ASCII.
+    """
+    encoding = json.detect_encoding(body)
+    if encoding not in ("utf-8", "utf-8-sig"):
+        body = body.decode(encoding).encode()
+    end = body.rstrip().rfind(b"}")
+    return body[:end] + b',"cache_salt":' + json.dumps(cache_salt).encode() + body[end:]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from xxhash import xxh3_64_intdigest
 
-from gateway.prompt.body import BodyKind, RequestBody
+from gateway.prompt.body import RequestBody
 from gateway.prompt.render import PromptProblem
 from gateway.prompt.tokenizer import PromptTokenizer
 from routing.hashing import TOKEN_BYTES, HashSpec, block_keys, max_matched_blocks, pack_tokens
@@ -93,7 +93,8 @@ def _without_ids(body: RequestBody, problem: str) -> Prompt:
 
 
 def _head_key(body: RequestBody) -> int | None:
-    if body.kind is BodyKind.OTHER:
+    if not body.has_prompt:
         return None
     # The salt comes first: tenants that must not share a cache need not share a replica.
-    return int(xxh3_64_intdigest(body.head(), xxh3_64_intdigest(body.cache_salt.encode())))
+    salt = body.cache_salt.encode(errors="surrogatepass")
+    return int(xxh3_64_intdigest(body.head(), xxh3_64_intdigest(salt)))

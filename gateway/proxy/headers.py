@@ -24,6 +24,8 @@ HOP_BY_HOP = frozenset(
 )
 # Written anew for the next hop: the body is whole here, and `100 Continue` was ours to answer.
 FRAMING = frozenset({b"host", b"content-length", b"expect"})
+# Where a client's API key for the gateway may be.
+CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
 
 
@@ -38,7 +40,9 @@ def request_headers(
     client: str,
     scheme: str,
     request_id: bytes,
+    traceparent: bytes,
     bearer: bytes | None,
+    without: frozenset[bytes],
 ) -> list[Header]:
     """Return the headers that go to a replica.
 
@@ -47,9 +51,12 @@ def request_headers(
         client: The client's address, appended to X-Forwarded-For.
         scheme: http or https, as the client came in.
         request_id: Goes out as X-Request-Id; the client's own where it sent one.
+        traceparent: Goes out where the client sent none.
         bearer: The replica's own key; replaces the client's Authorization where there is one.
+        without: Further headers that stay here: the client's key, undone content encodings.
     """
-    dropped = HOP_BY_HOP | FRAMING | FORWARDED | {b"x-request-id"} | _named_by_connection(received)
+    dropped = HOP_BY_HOP | FRAMING | FORWARDED | without | {b"x-request-id"}
+    dropped |= _named_by_connection(received)
     if bearer is not None:
         dropped |= {b"authorization"}
     headers = [header for header in received if header[0] not in dropped]
@@ -57,6 +64,8 @@ def request_headers(
     headers.append((b"x-forwarded-for", b", ".join([*chain, client.encode()])))
     proto = first(received, b"x-forwarded-proto") or scheme.encode()
     headers += [(b"x-forwarded-proto", proto), (b"x-request-id", request_id)]
+    if first(received, b"traceparent") is None:
+        headers.append((b"traceparent", traceparent))
     if bearer is not None:
         headers.append((b"authorization", b"Bearer " + bearer))
     return headers
@@ -65,7 +74,15 @@ def request_headers(
 def response_headers(received: Sequence[Header]) -> list[Header]:
     """Return the headers of a replica's response that go to the client; Content-Length stays."""
     dropped = HOP_BY_HOP | _named_by_connection(received)
-    return [header for header in received if header[0] not in dropped]
+    headers = [header for header in received if header[0] not in dropped]
+    if is_event_stream(received) and first(received, b"x-accel-buffering") is None:
+        headers.append((b"x-accel-buffering", b"no"))  # nginx collects events otherwise
+    return headers
+
+
+def is_event_stream(headers: Iterable[Header]) -> bool:
+    """Return whether a response is a stream of server-sent events."""
+    return (first(headers, b"content-type") or b"").lower().startswith(b"text/event-stream")
 
 
 def _named_by_connection(headers: Iterable[Header]) -> frozenset[bytes]:

@@ -26,18 +26,19 @@ MAX_IDLE = 256
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a replica listens."""
+    """Where a replica listens, and how to speak TLS there; None for plain HTTP."""
 
     host: str
     port: int
-    tls: bool = False
+    tls: ssl.SSLContext | None = None
 
     @classmethod
-    def of(cls, url: str) -> Origin:
-        """Return the origin of an http or https URL."""
+    def of(cls, url: str, tls: ssl.SSLContext) -> Origin:
+        """Return the origin of an http or https URL; only the latter uses `tls`."""
         parts = urlsplit(url)
-        tls = parts.scheme == "https"
-        return cls(parts.hostname or "", parts.port or (443 if tls else 80), tls)
+        if parts.scheme == "https":
+            return cls(parts.hostname or "", parts.port or 443, tls)
+        return cls(parts.hostname or "", parts.port or 80)
 
     @property
     def authority(self) -> bytes:
@@ -137,7 +138,6 @@ class HttpToolsTransport:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._idle_by_origin: dict[Origin, list[Connection]] = {}
-        self._ssl_context: ssl.SSLContext | None = None
 
     async def request(
         self, origin: Origin, request: UpstreamRequest, deadlines: Deadlines
@@ -186,20 +186,14 @@ class HttpToolsTransport:
 
     async def _connect(self, origin: Origin, connect_s: float) -> Connection:
         loop = asyncio.get_running_loop()
-        context = self._tls_context() if origin.tls else None
         try:
             async with asyncio.timeout(connect_s):
                 _, connection = await loop.create_connection(
-                    Connection, origin.host, origin.port, ssl=context
+                    Connection, origin.host, origin.port, ssl=origin.tls
                 )
-        except (OSError, TimeoutError):  # refused, reset, unresolved, TLS failure, too slow
+        except (OSError, TimeoutError):  # refused, reset, unresolved, not trusted, too slow
             raise ReplicaUnreachable("The replica could not be reached.") from None
         return connection
-
-    def _tls_context(self) -> ssl.SSLContext:
-        if self._ssl_context is None:
-            self._ssl_context = ssl.create_default_context()
-        return self._ssl_context
 
     def _take_idle(self, origin: Origin) -> Connection | None:
         idle = self._idle_by_origin.get(origin, [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -39,7 +40,7 @@ class Prober:
     """Keeps one replica's state and facts current.
 
     Args:
-        client: The control-plane client; its limits and timeouts are ours to set.
+        open_client: Returns a control-plane client for a replica's TLS; plain HTTP for None.
         registry: Where states change.
         times: Interval, timeout and patience.
         on_learned: Told after each reading of a replica's facts, and whether its engine process is
@@ -48,12 +49,12 @@ class Prober:
 
     def __init__(
         self,
-        client: httpx.AsyncClient,
+        open_client: Callable[[ssl.SSLContext | None], httpx.AsyncClient],
         registry: Registry,
         times: ProbeTimes,
         on_learned: Callable[[Replica, bool], None],
     ) -> None:
-        self._client = client
+        self._open_client = open_client
         self._registry = registry
         self._times = times
         self._on_learned = on_learned
@@ -63,78 +64,88 @@ class Prober:
         loop = asyncio.get_running_loop()
         failures = 0
         learn_at = loop.time()
-        while True:
-            # After a failure, as after a start, it may be another process than before.
-            learn = failures > 0 or loop.time() >= learn_at
-            problem = await self._probe(replica, learn=learn)
-            failures = failures + 1 if problem else 0
-            if learn and not problem:
-                learn_at = loop.time() + self._times.learn_interval_s
-            self._judge(replica, problem, failures)
-            await asyncio.sleep(self._times.interval_s)
+        async with self._open_client(replica.origin.tls) as client:
+            line = _Line(client, replica, self._times.timeout_s)
+            while True:
+                # After a failure, as after a start, it may be another process than before.
+                learn = failures > 0 or loop.time() >= learn_at
+                problem = await self._probe(line, learn=learn)
+                failures = failures + 1 if problem else 0
+                if learn and not problem:
+                    learn_at = loop.time() + self._times.learn_interval_s
+                self._judge(replica, problem, failures)
+                await asyncio.sleep(self._times.interval_s)
 
     def _judge(self, replica: Replica, problem: str | None, failures: int) -> None:
         if problem is None:
-            self._registry.set_state(replica, ReplicaState.READY, "healthy")
+            self._registry.probed_well(replica)
         elif replica.state is not ReplicaState.READY:
             self._registry.set_state(replica, replica.state, problem)
         elif failures >= self._times.failures_to_eject:
             self._registry.set_state(replica, ReplicaState.EJECTED, problem)
 
-    async def _probe(self, replica: Replica, *, learn: bool) -> str | None:
+    async def _probe(self, line: _Line, *, learn: bool) -> str | None:
         """Return None for a healthy replica, else what is wrong in one word."""
         try:
-            await self._get(replica, vllm.HEALTH_PATH)
-            if learn or replica.state is not ReplicaState.READY:
-                await self._learn(replica)
+            await line.get(vllm.HEALTH_PATH)
+            if learn or line.replica.state is not ReplicaState.READY:
+                await self._learn(line)
         except httpx.HTTPStatusError as error:
             return f"status_{error.response.status_code}"
         except httpx.TimeoutException:
             return "timeout"
-        except httpx.HTTPError:
-            return "unreachable"
+        except httpx.HTTPError as error:
+            return "tls" if isinstance(error.__cause__, ssl.SSLError) else "unreachable"
         return None
 
-    async def _learn(self, replica: Replica) -> None:
+    async def _learn(self, line: _Line) -> None:
         """Read what a replica says about itself.
 
         What it does not say stays unknown: an engine that hides its models is still a replica.
         """
-        page = await self._ask(replica, vllm.METRICS_PATH, lambda body: body.decode())
-        block_size, num_blocks = facts.cache_config(page or "")
-        before, replica.facts = (
-            replica.facts,
-            ReplicaFacts(
-                models=await self._ask(replica, vllm.MODELS_PATH, facts.served_models) or (),
-                block_size=block_size,
-                num_blocks=num_blocks,
-                started_at=facts.metric_value(page or "", vllm.START_TIME_METRIC),
-                kv_events=await self._kv_events(replica),
-            ),
+        page = await line.ask(vllm.METRICS_PATH, lambda body: body.decode()) or ""
+        block_size, num_blocks = facts.cache_config(page)
+        learned = ReplicaFacts(
+            models=await line.ask(vllm.MODELS_PATH, facts.served_models) or (),
+            block_size=block_size,
+            num_blocks=num_blocks,
+            started_at=facts.metric_value(page, vllm.START_TIME_METRIC),
+            kv_events=await _kv_events(line),
         )
-        restarted = before.started_at is not None and before.started_at != replica.facts.started_at
-        self._on_learned(replica, restarted)
+        before, line.replica.facts = line.replica.facts, learned
+        restarted = before.started_at is not None and before.started_at != learned.started_at
+        self._on_learned(line.replica, restarted)
 
-    async def _kv_events(self, replica: Replica) -> Source | None:
-        if replica.configured_events is not None or not replica.read_events:
-            return replica.configured_events
-        return await self._ask(
-            replica,
-            vllm.KV_EVENT_SOURCES_PATH,  # since 0.31; before, only the configuration can tell
-            lambda body: facts.kv_event_source(body, replica.url),
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A way to ask one replica."""
+
+    client: httpx.AsyncClient
+    replica: Replica
+    timeout_s: float
+
+    async def get(self, path: str) -> httpx.Response:
+        key = self.replica.upstream_key
+        response = await self.client.get(
+            self.replica.url + path,
+            headers={"authorization": f"Bearer {key}"} if key else None,
+            timeout=self.timeout_s,
         )
+        return response.raise_for_status()
 
-    async def _ask(self, replica: Replica, path: str, parse: Callable[[bytes], T]) -> T | None:
+    async def ask(self, path: str, parse: Callable[[bytes], T]) -> T | None:
         try:
-            return parse((await self._get(replica, path)).content)
+            return parse((await self.get(path)).content)
         except (httpx.HTTPStatusError, ValueError):  # not served, or not as vLLM serves it
             return None
 
-    async def _get(self, replica: Replica, path: str) -> httpx.Response:
-        key = replica.upstream_key
-        response = await self._client.get(
-            replica.url + path,
-            headers={"authorization": f"Bearer {key}"} if key else None,
-            timeout=self._times.timeout_s,
-        )
-        return response.raise_for_status()
+
+async def _kv_events(line: _Line) -> Source | None:
+    replica = line.replica
+    if replica.configured_events is not None or not replica.read_events:
+        return replica.configured_events
+    # Since 0.31; before, only the configuration can tell.
+    return await line.ask(
+        vllm.KV_EVENT_SOURCES_PATH, lambda body: facts.kv_event_source(body, replica.url)
+    )

@@ -6,9 +6,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from gateway.config.guards import EjectionConfig
 from gateway.kvevents.subscriber import Source
 from gateway.proxy.transport import Origin
 from routing.types import ReplicaId, Rung
+
+# A queue that was full drains within seconds; a longer Retry-After is meant for clients.
+MAX_BUSY_S = 5.0
+# 2**10 times any sensible first ejection is over the longest one.
+_MAX_DOUBLINGS = 10
 
 
 class ReplicaState(StrEnum):
@@ -60,6 +66,10 @@ class Replica:
         since: When the state began, monotonic seconds.
         facts: What it last said about itself.
         follows_events: Whether its KV events are being read: then its entries are precise.
+        busy_until: It said 429 or 503; until then others are asked first, monotonic seconds.
+        num_failures: Failed requests in a row.
+        num_ejections: Ejections in a row without a good request in between.
+        ejected_until: No probe brings it back before this, monotonic seconds.
     """
 
     replica_id: ReplicaId
@@ -75,6 +85,10 @@ class Replica:
     since: float = 0.0
     facts: ReplicaFacts = field(default_factory=ReplicaFacts)
     follows_events: bool = False
+    busy_until: float = 0.0
+    num_failures: int = 0
+    num_ejections: int = 0
+    ejected_until: float = 0.0
 
     @property
     def block_size(self) -> int | None:
@@ -92,6 +106,7 @@ class Registry:
 
     Args:
         replicas: The fleet.
+        ejection: When failed requests take a replica out, and for how long.
         now: Monotonic seconds.
         on_change: Told of every change of a replica's state, after it.
     """
@@ -99,10 +114,12 @@ class Registry:
     def __init__(
         self,
         replicas: Iterable[Replica],
+        ejection: EjectionConfig,
         now: Callable[[], float],
         on_change: Callable[[Replica], None],
     ) -> None:
         self._replica_by_id = {replica.replica_id: replica for replica in replicas}
+        self._ejection = ejection
         self._now = now
         for replica in self:
             replica.since = now()
@@ -119,8 +136,44 @@ class Registry:
         return [replica for replica in self if replica.model_key == model_key]
 
     def eligible(self, model_key: str) -> list[Replica]:
-        """Return the replicas of a model that may get a request now."""
-        return [r for r in self.of_model(model_key) if r.state is ReplicaState.READY]
+        """Return the replicas of a model that may get a request now.
+
+        Those that just said they are too busy are left out as long as there are others.
+        """
+        now = self._now()
+        ready = [r for r in self.of_model(model_key) if r.state is ReplicaState.READY]
+        return [r for r in ready if r.busy_until <= now] or ready
+
+    def succeeded(self, replica: Replica) -> None:
+        """A request was answered, with whatever status: the replica works."""
+        replica.num_failures = 0
+        replica.num_ejections = 0
+
+    def failed(self, replica: Replica, reason: str, *, certain: bool = False) -> None:
+        """A request failed for the replica's fault; enough of them in a row eject it.
+
+        Args:
+            replica: Which.
+            reason: In one word.
+            certain: One is enough: nobody listens there.
+        """
+        replica.num_failures += 1
+        on_probation = replica.num_ejections > 0
+        if certain or on_probation or replica.num_failures >= self._ejection.failures:
+            backoff_s = self._ejection.base_s * 2**replica.num_ejections
+            replica.ejected_until = self._now() + min(self._ejection.max_s, backoff_s)
+            replica.num_ejections = min(replica.num_ejections + 1, _MAX_DOUBLINGS)
+            replica.num_failures = 0
+            self.set_state(replica, ReplicaState.EJECTED, reason)
+
+    def busy(self, replica: Replica, for_s: float) -> None:
+        """A replica said that it takes no more: ask others first for a while."""
+        replica.busy_until = self._now() + min(for_s, MAX_BUSY_S)
+
+    def probed_well(self, replica: Replica) -> None:
+        """A probe went well: the replica is ready, unless it was ejected a moment ago."""
+        if self._now() >= replica.ejected_until:
+            self.set_state(replica, ReplicaState.READY, "healthy")
 
     def set_state(self, replica: Replica, state: ReplicaState, reason: str) -> None:
         """Move a replica to a state; the same state again only updates the reason."""

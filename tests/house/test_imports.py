@@ -67,8 +67,8 @@ RULES = (
     Rule(
         "uvicorn",
         GATEWAY,
-        ("gateway/runtime.py", "gateway/cli.py", "gateway/server.py"),
-        "only what starts the process knows which server runs it",
+        ("gateway/server.py", "gateway/http.py"),
+        "only the listeners know which server runs them",
     ),
     Rule(
         "kubernetes",

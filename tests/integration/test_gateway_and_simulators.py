@@ -37,20 +37,16 @@ async def ask(gateway, body):
     )
 
 
-async def settled(gateway, replicas):
-    """Wait until every event that the replicas published was applied."""
-    names = [replica.url.removeprefix("http://") for replica in replicas]
+async def settled(gateway, body, replica):
+    """Wait until the events of a request's blocks were applied, and so all those before them."""
 
-    async def same_number():
-        before = [await gateway.metric(_batches(name)) for name in names]
-        await asyncio.sleep(0.05)
-        return before == [await gateway.metric(_batches(name)) for name in names]
+    async def confirmed():
+        told = (await gateway.admin.post("/admin/explain", json=body)).json()
+        candidate = next(c for c in told["candidates"] if c["replica"] == replica)
+        usable = (told["num_prompt_tokens"] - 1) // 16 * 16
+        return candidate["matched_tokens"]["confirmed_L0"] == usable
 
-    await until(same_number)
-
-
-def _batches(name):
-    return f'warmroute_kv_event_batches{{replica="{name}"}}'
+    await until(confirmed, "the events of the last request")
 
 
 @pytest.mark.parametrize("encoding", ["map", "array"])
@@ -65,10 +61,10 @@ async def test_predicted_equals_actual_for_every_request(simulators, gateway_for
         body = chat(rng.choice(documents) + f" question {number % 9}", stream=False)
         if number % 5 == 0:
             body["cache_salt"] = f"tenant-{number % 2}"
-        _, predicted, actual = await ask(gateway, body)
+        replica, predicted, actual = await ask(gateway, body)
         assert predicted == actual, (number, body)
         hits += actual > 0
-        await settled(gateway, replicas)
+        await settled(gateway, body, replica)
     assert hits >= 10, "the workload has something to hit"
 
 
@@ -76,9 +72,10 @@ async def test_a_full_cache_evicts_and_predictions_stay_exact(simulators, gatewa
     [replica] = simulators("--speed", "20", "--num-blocks", "101")  # 100 blocks, 1,600 tokens
     gateway = await gateway_for([replica])
     for number in range(16):
-        _, predicted, actual = await ask(gateway, chat(text(number % 5, 400)))
+        body = chat(text(number % 5, 400))
+        name, predicted, actual = await ask(gateway, body)
         assert predicted == actual, number
-        await settled(gateway, [replica])
+        await settled(gateway, body, name)
     removed = await gateway.metric('warmroute_index_blocks{tier="L0"}')
     assert removed <= 100
 
@@ -98,7 +95,7 @@ async def test_explain_tells_every_candidates_terms_and_books_nothing(simulators
     gateway = await gateway_for(replicas)
     body = chat(text(1, 300))
     warm, _, _ = await ask(gateway, body)
-    await settled(gateway, replicas)
+    await settled(gateway, body, warm)
     for _ in range(3):
         told = (await gateway.admin.post("/admin/explain", json=body)).json()
     assert (told["replica"], told["rung"], told["reason"]) == (warm, "precise", "best")
@@ -135,8 +132,8 @@ async def test_a_restarted_engine_is_cold_again(gateway_for, simulators):
     with running_replica("--speed", "20") as first:
         gateway = await gateway_for([first])
         body = chat(text(1, 300))
-        await ask(gateway, body)
-        await settled(gateway, [first])
+        name, _, _ = await ask(gateway, body)
+        await settled(gateway, body, name)
         port = first.url.rpartition(":")[2]
         events, replay = first.kv_events, first.replay
     await until(lambda: _state(gateway, "ejected"), "ejection")
@@ -158,11 +155,12 @@ async def test_a_reset_cache_is_known_with_the_next_batch(simulators, gateway_fo
     [replica] = simulators("--speed", "20")
     gateway = await gateway_for([replica])
     body = chat(text(1, 300))
-    await ask(gateway, body)
-    await settled(gateway, [replica])
+    name, _, _ = await ask(gateway, body)
+    await settled(gateway, body, name)
     replica.post("/reset_prefix_cache", {})
-    await ask(gateway, chat("something short"))  # the clear goes out with this step
-    await settled(gateway, [replica])
+    other = chat(text(2, 30))
+    await ask(gateway, other)  # the clear goes out with this step
+    await settled(gateway, other, name)
     told = (await gateway.admin.post("/admin/explain", json=body)).json()
     assert told["candidates"][0]["matched_tokens"]["confirmed_L0"] == 0
 

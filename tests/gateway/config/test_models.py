@@ -190,5 +190,8 @@ def test_every_field_is_described_and_required_ones_have_an_example() -> None:
             assert field.examples, name
 
 
-def test_the_only_secret_is_the_api_key() -> None:
-    assert [name for name, field in all_fields() if is_secret(field)] == ["ModelConfig.api_key"]
+SECRETS = ["ModelConfig.api_key", "KeyConfig.key"]
+
+
+def test_the_only_secrets_are_the_api_keys() -> None:
+    assert [name for name, field in all_fields() if is_secret(field)] == SECRETS

@@ -1,0 +1,95 @@
+"""How many requests may be at the replicas at once, and who comes next when that is reached."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gateway.config.guards import LimitsConfig
+from gateway.errors import Overloaded
+
+
+class Admission:
+    """A gate with a bounded queue in front of it, fair between API keys.
+
+    Args:
+        limits: Places at the replicas, places in the queue, and how long one may wait there.
+    """
+
+    def __init__(self, limits: LimitsConfig) -> None:
+        self._limits = limits
+        self._num_inside = 0
+        self._num_waiting = 0
+        # Keys take turns: the first one gives one request, then goes to the end of the line.
+        self._line: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @property
+    def num_inside(self) -> int:
+        """Requests that were let in and have not ended."""
+        return self._num_inside
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+        return self._num_waiting
+
+    @asynccontextmanager
+    async def place(self, key_name: str) -> AsyncIterator[None]:
+        """Hold a place for one request.
+
+        Args:
+            key_name: Whose request it is.
+
+        Raises:
+            Overloaded: The queue is full, or the wait was too long.
+        """
+        if self._num_inside < self._limits.max_in_flight:
+            self._num_inside += 1
+        else:
+            await self._wait(key_name)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    async def _wait(self, key_name: str) -> None:
+        if self._num_waiting >= self._limits.queue_requests:
+            raise Overloaded("Too many requests at once (limits.max_in_flight).")
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line.setdefault(key_name, deque()).append(turn)
+        self._num_waiting += 1
+        try:
+            async with asyncio.timeout(self._limits.queue_timeout_s):
+                await turn
+        except BaseException as error:
+            self._give_up(key_name, turn)
+            if isinstance(error, TimeoutError):
+                message = f"No place within {self._limits.queue_timeout_s:g} s."
+                raise Overloaded(message) from None
+            raise
+        finally:
+            self._num_waiting -= 1
+
+    def _give_up(self, key_name: str, turn: asyncio.Future[None]) -> None:
+        if turn.done() and not turn.cancelled():
+            self._leave()  # the place came in the same moment: it goes to the next one
+            return
+        waiting = self._line.get(key_name)
+        if waiting is not None and turn in waiting:
+            waiting.remove(turn)
+            if not waiting:
+                del self._line[key_name]
+
+    def _leave(self) -> None:
+        """Give a place back, or straight to whoever is next."""
+        while self._line:
+            key_name, waiting = self._line.popitem(last=False)
+            turn = waiting.popleft()
+            if waiting:
+                self._line[key_name] = waiting
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._num_inside -= 1

@@ -1,0 +1,136 @@
+"""Who may come in: API keys, what each may do, and how often."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from gateway.config.access import KeyConfig
+from gateway.errors import Forbidden, RateLimited, Unauthorized
+from gateway.proxy.headers import Header
+
+# A key may send this share of its minute at once; the rest comes back evenly.
+BURST_SHARE = 6
+
+
+@dataclass(slots=True)
+class RateLimit:
+    """A token bucket: so many requests a minute, in bursts of a sixth of it."""
+
+    per_minute: int
+    tokens: float
+    at: float
+
+    def take(self, now: float) -> float:
+        """Take one request; return 0.0, or the seconds until there is one."""
+        capacity = max(1.0, self.per_minute / BURST_SHARE)
+        a_second = self.per_minute / 60.0
+        self.tokens = min(capacity, self.tokens + (now - self.at) * a_second)
+        self.at = now
+        if self.tokens >= 1.0:
+            self.tokens -= 1.0
+            return 0.0
+        return (1.0 - self.tokens) / a_second
+
+
+@dataclass(slots=True, eq=False)
+class Caller:
+    """Whoever sent a request.
+
+    Attributes:
+        name: The key's owner; empty where no keys are configured.
+        models: Names that it may ask for; empty means all.
+    """
+
+    name: str = ""
+    models: frozenset[str] = frozenset()
+    rate: RateLimit | None = None
+
+    def check_model(self, name: str) -> None:
+        """Check that the caller may use a model.
+
+        Raises:
+            Forbidden: It may not.
+        """
+        if self.models and name not in self.models:
+            raise Forbidden(f"This API key may not use the model `{name}`.")
+
+
+ANYBODY = Caller()
+
+
+@dataclass(slots=True)
+class Keys:
+    """The API keys in force; replaced as a whole when a key file changes.
+
+    Attributes:
+        required: Requests must carry a key. With no key in force, nobody comes in.
+    """
+
+    required: bool
+    now: Callable[[], float]
+    _caller_by_digest: dict[bytes, Caller] = field(default_factory=dict)
+
+    def replace(self, keys: Iterable[KeyConfig]) -> None:
+        """Put other keys in force; a key that stays keeps its rate."""
+        before = self._caller_by_digest
+        self._caller_by_digest = {}
+        for key in keys:
+            digest = _digest_of(key)
+            rate = None
+            if key.requests_per_minute is not None:
+                old = before[digest].rate if digest in before else None
+                tokens = old.tokens if old else key.requests_per_minute / BURST_SHARE
+                rate = RateLimit(key.requests_per_minute, max(1.0, tokens), self.now())
+            self._caller_by_digest[digest] = Caller(key.name, frozenset(key.models), rate)
+
+    def caller(self, headers: Sequence[Header]) -> Caller:
+        """Return who sent a request, and count it against its rate.
+
+        Raises:
+            Unauthorized: No key, several, or not one of ours.
+            RateLimited: Too many requests from this key.
+        """
+        if not self.required:
+            return ANYBODY
+        digest = hashlib.sha256(_presented(headers)).digest()
+        found = None
+        # All are compared, each in constant time: how long it takes says nothing about a key.
+        for known, caller in self._caller_by_digest.items():
+            if hmac.compare_digest(known, digest):
+                found = caller
+        if found is None:
+            raise Unauthorized("This API key is not valid.")
+        if found.rate is not None:
+            wait_s = found.rate.take(self.now())
+            if wait_s > 0.0:
+                raise RateLimited("This API key sends too many requests.", int(wait_s) + 1)
+        return found
+
+
+def _digest_of(key: KeyConfig) -> bytes:
+    if key.key is not None:
+        return hashlib.sha256(key.key.get_secret_value().encode()).digest()
+    return bytes.fromhex(key.sha256 or "")
+
+
+def _presented(headers: Sequence[Header]) -> bytes:
+    """Return the key that a request carries.
+
+    `Authorization: Bearer KEY` decides where it is there, else `x-api-key: KEY` (Anthropic's
+    clients). Two of the same header could be read in two ways, so they are refused.
+    """
+    authorization = [value for name, value in headers if name == b"authorization"]
+    api_key = [value for name, value in headers if name == b"x-api-key"]
+    if len(authorization) > 1 or len(api_key) > 1:
+        raise Unauthorized("Send one API key.")
+    if authorization:
+        scheme, _, key = authorization[0].partition(b" ")
+        if scheme.lower() != b"bearer" or not key or key != key.strip():
+            raise Unauthorized("Send the API key as `Authorization: Bearer KEY`.")
+        return key
+    if api_key and api_key[0]:
+        return api_key[0]
+    raise Unauthorized("An API key is required: `Authorization: Bearer KEY`.")

@@ -1,0 +1,44 @@
+"""Undoes a request body's content encoding, bounded. Pure.
+
+vLLM reads no compressed bodies, so what is decoded for routing is also what goes to the replica.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from gateway.errors import InvalidRequest, PromptTooLarge, UnsupportedEncoding
+
+# zlib's window sizes: 16 + MAX_WBITS reads gzip's header, MAX_WBITS zlib's (RFC 9110's "deflate").
+_WINDOW_BY_ENCODING = (("gzip", 16 + zlib.MAX_WBITS), ("deflate", zlib.MAX_WBITS))
+
+
+def decode_body(body: bytes, encoding: str, max_bytes: int) -> bytes:
+    """Return a body without its content encoding.
+
+    Args:
+        body: As received.
+        encoding: The Content-Encoding header's value; empty for none.
+        max_bytes: Of the result. No more than that is ever unpacked.
+
+    Raises:
+        UnsupportedEncoding: Neither gzip nor deflate nor identity.
+        InvalidRequest: The body is not what the header says.
+        PromptTooLarge: It unpacks to more than `max_bytes`.
+    """
+    name = encoding.strip().lower()
+    if name in ("", "identity"):
+        return body
+    window = next((bits for known, bits in _WINDOW_BY_ENCODING if known == name), None)
+    if window is None:
+        raise UnsupportedEncoding("Content-Encoding must be gzip, deflate or identity.")
+    unpacker = zlib.decompressobj(window)
+    try:
+        decoded = unpacker.decompress(body, max_bytes + 1)
+    except zlib.error:
+        raise InvalidRequest(f"The body is not valid {name}.") from None
+    if len(decoded) > max_bytes:
+        raise PromptTooLarge(f"The body unpacks to more than {max_bytes} bytes.")
+    if not unpacker.eof:
+        raise InvalidRequest(f"The body is cut short: its {name} does not end.")
+    return decoded

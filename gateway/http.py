@@ -1,0 +1,181 @@
+"""Client connections: uvicorn's HTTP protocol with the limits that a public listener needs.
+
+What an application never sees has to be refused here: connections beyond the limit, clients that
+trickle their headers, headers without end. And HTTP/1.0 clients get bodies that end with the
+connection, as they cannot read chunks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from gateway.errors import (
+    GatewayError,
+    HeadersTooLarge,
+    InvalidRequest,
+    Overloaded,
+    ReceiveTimeout,
+)
+
+# Files that a gateway needs besides connections: listeners, KV event sockets, libraries.
+_RESERVED_FILES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What one listener allows its clients.
+
+    Attributes:
+        max_connections: Open at once.
+        max_header_bytes: Of one request.
+        header_s: For one request's headers to arrive, from its first byte or the connection's.
+    """
+
+    max_connections: int
+    max_header_bytes: int
+    header_s: float
+
+
+def allowed_connections(wanted: int) -> int:
+    """Return how many client connections the limit on open files has room for.
+
+    Takes all the files that this process may have. Each client may need a second one, to a replica.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY:
+        return wanted
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return max(1, min(wanted, (most - _RESERVED_FILES) // 2))
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, with `ConnectionLimits`.
+
+    Args:
+        limits: Shared by all connections of a listener.
+        config, server_state, app_state, _loop: uvicorn's own.
+    """
+
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits = limits
+        self._num_header_bytes = 0
+        self._header_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """asyncio: a client connected."""
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.max_connections:
+            self._refuse(Overloaded("Too many connections (limits.max_connections)."))
+            return
+        # Balancers open connections ahead of need; one that never speaks is closed without a word.
+        self._start_header_timer(self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio: the connection is gone."""
+        self._stop_header_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio: bytes came."""
+        if not self.transport.is_closing():  # refused: whatever else it sends is of no interest
+            super().data_received(data)
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn: the client's bytes are no HTTP."""
+        if not self.transport.is_closing():
+            self._refuse(InvalidRequest(msg))
+
+    def on_message_begin(self) -> None:
+        """httptools: a request begins."""
+        super().on_message_begin()
+        self._num_header_bytes = 0
+        self._stop_header_timer()
+        error = ReceiveTimeout(f"The headers did not arrive within {self._limits.header_s:g} s.")
+        self._start_header_timer(partial(self._refuse, error))
+
+    def on_url(self, url: bytes) -> None:
+        """httptools: a piece of the request target."""
+        self._count_header_bytes(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """httptools: one header."""
+        self._count_header_bytes(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """httptools: the headers are whole."""
+        self._stop_header_timer()
+        if self.transport.is_closing():
+            return
+        super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            # The private class of uvicorn's cycle: it has no seam for a body without framing.
+            self.cycle.__class__ = _UnframedCycle
+
+    def _count_header_bytes(self, number: int) -> None:
+        self._num_header_bytes += number
+        if self._num_header_bytes > self._limits.max_header_bytes:
+            self._refuse(HeadersTooLarge("Too many header bytes (limits.max_header_bytes)."))
+
+    def _start_header_timer(self, on_late: Callable[[], None]) -> None:
+        self._header_timer = self.loop.call_later(self._limits.header_s, on_late)
+
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _refuse(self, error: GatewayError) -> None:
+        """Answer with an error of ours and close; nothing reaches the application."""
+        self._stop_header_timer()
+        if self.transport.is_closing():
+            return
+        body = error.body()
+        head = [
+            b"HTTP/1.1 %d %b" % (error.status, error.phrase.encode()),
+            b"content-type: application/json",
+            b"content-length: %d" % len(body),
+            b"connection: close",
+            *(b"%b: %b" % header for header in error.headers()),
+        ]
+        self.transport.write(b"\r\n".join(head) + b"\r\n\r\n" + body)
+        self.transport.close()
+
+
+class _UnframedCycle(RequestResponseCycle):
+    """A response to HTTP/1.0: no chunks; the end of the connection is the end of the body."""
+
+    async def send(self, message: Any) -> None:
+        """ASGI: a part of the response."""
+        if message["type"] == "http.response.start":
+            self.keep_alive = False
+            names = {name for name, _ in message.get("headers", ())}
+            if b"content-length" not in names:
+                # "Not chunked, and so many bytes to come": as many as it takes.
+                self.chunked_encoding = False
+                self.expected_content_length = _ENDLESS
+        elif self.expected_content_length > _ENDLESS // 2 and not message.get("more_body"):
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+
+# More bytes than any connection lives to carry.
+_ENDLESS = 2**62

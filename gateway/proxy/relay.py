@@ -1,0 +1,235 @@
+"""One request to one replica after the other, until one answers; and the answer back.
+
+A request goes on to the next replica only where nothing can have run: nobody listened, or the
+replica said before generating that it takes no more. In every ending the lease ends, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gateway.api.asgi import ClientRequest, ClientResponse
+from gateway.errors import (
+    GatewayError,
+    NoEligibleReplica,
+    ReplicaTimeout,
+    ReplicaUnreachable,
+    StreamBroken,
+    UpstreamError,
+)
+from gateway.observability.record import RequestRecord
+from gateway.placement import Placed, Placer
+from gateway.proxy.headers import (
+    CREDENTIALS,
+    Header,
+    first,
+    is_event_stream,
+    request_headers,
+    response_headers,
+)
+from gateway.proxy.retry import NOT_BEGUN_STATUSES, RetryBudget
+from gateway.proxy.transport import Deadlines, Transport, UpstreamRequest, UpstreamResponse
+from gateway.replicas.registry import MAX_BUSY_S, Registry, Replica
+from gateway.stored import StoredResponses
+from routing.load import LoadBook
+from routing.types import Decision, ReplicaId
+
+# What a gateway between us and the engine says of an engine that failed it.
+_FAILED_STATUSES = frozenset({502, 504})
+# An SSE comment: clients pass over it.
+_HEARTBEAT = b": waiting\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """Forwards requests and streams answers back.
+
+    Attributes:
+        deadlines: Of the exchange with a replica.
+        heartbeat_s: Between two comments while a stream waits for its first token; None for none.
+        max_tries: Replicas that one request is sent to at most.
+        decision_headers: Whether clients are told where their request went.
+        keeps_credentials: Whether a client's own Authorization reaches the replica.
+        now: Monotonic seconds.
+    """
+
+    registry: Registry
+    book: LoadBook
+    placer: Placer
+    transport: Transport
+    stored: StoredResponses
+    budget: RetryBudget
+    deadlines: Deadlines
+    heartbeat_s: float | None
+    max_tries: int
+    decision_headers: bool
+    keeps_credentials: bool
+    now: Callable[[], float]
+
+    async def forward(
+        self, request: ClientRequest, placed: Placed, client: ClientResponse, record: RequestRecord
+    ) -> None:
+        """Send a placed request to its replica, or to the next one, and stream the answer back.
+
+        Raises:
+            UpstreamError: The replica failed, and nothing was sent to the client yet.
+            NoEligibleReplica: No replica could be reached.
+        """
+        self.budget.request()
+        try:
+            order = placed.order[: self.max_tries]
+            for position, replica_id in enumerate(order):
+                self.placer.move(placed, replica_id)
+                replica = self.registry[replica_id]
+                record.tried(replica_id)
+                others = order[position + 1 :]
+                upstream = await self._try(request, replica, placed, others, record)
+                if upstream is not None:
+                    try:
+                        await self._answer(upstream, replica, placed, client, record)
+                    finally:
+                        upstream.close()
+                    return
+            raise NoEligibleReplica("No replica could be reached.")
+        finally:
+            self.book.end(placed.lease)
+
+    async def _try(
+        self,
+        request: ClientRequest,
+        replica: Replica,
+        placed: Placed,
+        others: Sequence[ReplicaId],
+        record: RequestRecord,
+    ) -> UpstreamResponse | None:
+        """Return a replica's response, or None where the request moves on."""
+        upstream = self._upstream_request(request, replica, record)
+        try:
+            response = await self.transport.request(replica.origin, upstream, self.deadlines)
+        except ReplicaUnreachable as error:
+            self.registry.failed(replica, error.reason, certain=True)
+            if others and not self.budget.take():
+                raise
+            record.retried(replica.replica_id, error.reason)
+            return None
+        except UpstreamError as error:
+            self.registry.failed(replica, error.reason)
+            raise
+        if response.status not in NOT_BEGUN_STATUSES:
+            return response
+        self.registry.busy(replica, _retry_after_s(response.headers))
+        if not placed.has_free(others) or not self.budget.take():
+            return response
+        record.retried(replica.replica_id, f"status_{response.status}")
+        response.close()
+        return None
+
+    def _upstream_request(
+        self, request: ClientRequest, replica: Replica, record: RequestRecord
+    ) -> UpstreamRequest:
+        key = replica.upstream_key
+        headers = request_headers(
+            request.headers,
+            client=request.client,
+            scheme=request.scheme,
+            request_id=record.request_id.encode(),
+            traceparent=b"00-%b-%b-01" % (_hex(16), _hex(8)),  # W3C Trace Context, version 00
+            bearer=key.encode() if key else None,
+            without=request.undone | (frozenset() if self.keeps_credentials else CREDENTIALS),
+        )
+        return UpstreamRequest(request.method.encode(), request.target, headers, request.body)
+
+    async def _answer(
+        self,
+        upstream: UpstreamResponse,
+        replica: Replica,
+        placed: Placed,
+        client: ClientResponse,
+        record: RequestRecord,
+    ) -> None:
+        """Stream a replica's answer to the client, piece by piece as it comes.
+
+        The client's headers wait for the body's first byte: until then a broken replica can still
+        be told with a status of its own.
+        """
+        headers = response_headers(upstream.headers)
+        if self.decision_headers:
+            headers += _decision_headers(placed)
+        try:
+            piece = await self._first_piece(upstream, headers, client)
+            self.book.first_token(placed.lease, self.now())
+            record.began(upstream.status, self.now())
+            self.stored.note(piece, replica.replica_id)
+            if not client.status:
+                await client.start(upstream.status, headers)
+            while piece:
+                record.usage.feed(piece)
+                await client.write(piece)
+                piece = await upstream.read()
+        except (StreamBroken, ReplicaTimeout) as error:
+            self.registry.failed(replica, error.reason)
+            if not client.status:
+                raise
+            record.failed(error)
+            await end_broken(client, error)
+            return
+        if upstream.status in _FAILED_STATUSES:
+            self.registry.failed(replica, f"status_{upstream.status}")
+        else:
+            self.registry.succeeded(replica)
+        await client.end()
+
+    async def _first_piece(
+        self, upstream: UpstreamResponse, headers: Sequence[Header], client: ClientResponse
+    ) -> bytes:
+        """Return the body's first piece; a long wait for a stream's is filled with comments."""
+        if self.heartbeat_s is None or not is_event_stream(upstream.headers):
+            return await upstream.read()
+        while True:
+            try:
+                async with asyncio.timeout(self.heartbeat_s):
+                    return await upstream.read()
+            except TimeoutError:
+                if not client.status:
+                    await client.start(upstream.status, headers)
+                await client.write(_HEARTBEAT)
+
+
+async def end_broken(client: ClientResponse, error: GatewayError) -> None:
+    """End an answer that broke after it began: the client must be able to tell.
+
+    A stream of events ends with an error event, and never with an invented [DONE]. Any other body
+    is left unfinished, so that the server cuts the connection and the length is seen to be wrong.
+    """
+    if client.is_event_stream:
+        # The blank line ends an event that the replica may have left half sent.
+        await client.write(b"\n\ndata: " + error.body() + b"\n\n")
+        await client.end()
+
+
+def _retry_after_s(headers: Sequence[Header]) -> float:
+    value = first(headers, b"retry-after") or b""
+    return float(value) if value.isdigit() else min(1.0, MAX_BUSY_S)
+
+
+def _hex(num_bytes: int) -> bytes:
+    return secrets.token_hex(num_bytes).encode()
+
+
+def _decision_headers(placed: Placed) -> list[Header]:
+    decision: Decision | None = placed.decision
+    headers: list[Header] = [(b"x-warmroute-replica", placed.lease.replica.encode())]
+    if decision is None:
+        return headers
+    match = placed.match
+    moved = placed.lease.replica != decision.replica
+    return [
+        *headers,
+        (b"x-warmroute-policy", decision.policy.encode()),
+        (b"x-warmroute-reason", b"retry" if moved else decision.reason.encode()),
+        (b"x-warmroute-tier", (match.deepest_tier or "none").encode()),
+        (b"x-warmroute-matched-tokens", str(match.total_tokens).encode()),
+    ]
