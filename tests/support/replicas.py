@@ -11,10 +11,10 @@ import pytest
 WAIT_S = 10.0
 
 
-async def until(condition, what="the condition"):
+async def until(condition, what="the condition", within_s=WAIT_S):
     """Wait until a condition (plain or async) holds."""
     try:
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(within_s):
             while True:
                 found = condition()
                 if asyncio.iscoroutine(found):
@@ -23,7 +23,7 @@ async def until(condition, what="the condition"):
                     return found
                 await asyncio.sleep(0.005)
     except TimeoutError:
-        pytest.fail(f"{what} did not come within {WAIT_S} s")
+        pytest.fail(f"{what} did not come within {within_s} s")
 
 
 @dataclass
@@ -94,6 +94,7 @@ class ScriptedReplica:
     model: str = "m"
     healthy: bool = True
     received: list[Received] = field(default_factory=list)
+    probes: list[Received] = field(default_factory=list)
     connections: int = 0
     port: int = 0
     server: asyncio.Server | None = None
@@ -130,6 +131,7 @@ class ScriptedReplica:
                 request.body = await reader.readexactly(length)
                 conversation = Conversation(request, reader, writer)
                 if request.line.startswith(b"GET"):
+                    self.probes.append(request)
                     await self._probe(conversation)
                 else:
                     self.received.append(request)

@@ -190,7 +190,7 @@ def test_every_field_is_described_and_required_ones_have_an_example() -> None:
             assert field.examples, name
 
 
-SECRETS = ["ModelConfig.api_key", "KeyConfig.key"]
+SECRETS = ["KeyConfig.key", "ModelConfig.api_key"]
 
 
 def test_the_only_secrets_are_the_api_keys() -> None:
