@@ -18,6 +18,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from gateway.api.asgi import ON_DISCONNECT
 from gateway.errors import (
     GatewayError,
     HeadersTooLarge,
@@ -77,6 +78,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._limits = limits
         self._num_header_bytes = 0
         self._header_timer: asyncio.TimerHandle | None = None
+        self._on_disconnect: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """asyncio: a client connected."""
@@ -91,6 +93,8 @@ class LimitedProtocol(HttpToolsProtocol):
         """asyncio: the connection is gone."""
         self._stop_header_timer()
         super().connection_lost(exc)
+        if self._on_disconnect is not None:
+            self._on_disconnect()
 
     def data_received(self, data: bytes) -> None:
         """asyncio: bytes came."""
@@ -105,6 +109,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """httptools: a request begins."""
         super().on_message_begin()
+        self.scope["state"][ON_DISCONNECT] = self._set_on_disconnect
         self._num_header_bytes = 0
         self._stop_header_timer()
         error = ReceiveTimeout(f"The headers did not arrive within {self._limits.header_s:g} s.")
@@ -129,6 +134,11 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.parser.get_http_version() == "1.0":
             # The private class of uvicorn's cycle: it has no seam for a body without framing.
             self.cycle.__class__ = _UnframedCycle
+
+    def _set_on_disconnect(self, call: Callable[[], None] | None) -> None:
+        self._on_disconnect = call
+        if call is not None and self.transport.is_closing():
+            self.loop.call_soon(call)  # it left before anybody wanted to know
 
     def _count_header_bytes(self, number: int) -> None:
         self._num_header_bytes += number

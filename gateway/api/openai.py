@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 
 from gateway.admission import Admission
 from gateway.api.access import Caller, Keys
@@ -21,8 +21,8 @@ from gateway.api.asgi import (
     Receive,
     Scope,
     Send,
+    WhileConnected,
     read_request,
-    while_connected,
 )
 from gateway.api.cors import Cors
 from gateway.api.endpoints import Endpoint, find
@@ -138,13 +138,17 @@ class PublicApi:
         request = await read_request(
             scope, receive, caller, self._max_body_bytes, self._timeouts.receive_s
         )
-        async with while_connected(receive, client), self._admission.place(caller.name):
-            try:
-                async with asyncio.timeout(self._timeouts.total_s):
-                    await self._pipeline.handle(request, endpoint, client, record)
-            except TimeoutError:
-                message = f"The request took longer than {self._timeouts.total_s:g} s."
-                raise ReplicaTimeout(message) from None
+        async with WhileConnected(scope, receive, client), self._admission.place(caller.name):
+            handled = self._pipeline.handle(request, endpoint, client, record)
+            await (handled if self._timeouts.total_s is None else self._in_time(handled))
+
+    async def _in_time(self, handled: Coroutine[None, None, None]) -> None:
+        try:
+            async with asyncio.timeout(self._timeouts.total_s):
+                await handled
+        except TimeoutError:
+            message = f"The request took longer than {self._timeouts.total_s:g} s."
+            raise ReplicaTimeout(message) from None
 
     async def _fail(
         self, client: ClientResponse, record: RequestRecord, error: GatewayError

@@ -6,7 +6,7 @@ The body itself is forwarded as the client sent it, byte by byte.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -72,30 +72,31 @@ class RequestBody:
 
     def head(self) -> bytes:
         """Return the beginning of the prompt in a form that does not depend on JSON's spelling."""
-        parts = [self.fields.get(key) for key in ("system", "messages", "prompt", "input")]
-        texts = (_head_text(part) for part in parts if part)
+        texts: list[str] = []
+        length = 0
+        for item in self._prompt_items():
+            text = _head_text(item)
+            texts.append(text)
+            length += len(text)
+            if length >= HEAD_BYTES:  # the rest of a 2 MB conversation is not looked at
+                break
         return "\n".join(texts)[:HEAD_BYTES].encode(errors="surrogatepass")[:HEAD_BYTES]
 
+    def _prompt_items(self) -> Iterator[Any]:
+        for key in ("system", "messages", "prompt", "input"):
+            part = self.fields.get(key)
+            if isinstance(part, list):
+                yield from part
+            elif part is not None:
+                yield part
 
-def _head_text(prompt: Any) -> str:
-    return prompt if isinstance(prompt, str) else json.dumps(_beginning(prompt))
 
-
-def _beginning(prompt: Any) -> Any:
-    # Dumping a whole 2 MB conversation to keep 1 KiB of it would be a waste.
-    if not isinstance(prompt, list):
-        return prompt
-    taken: list[Any] = []
-    length = 0
-    for item in prompt:
-        if length >= HEAD_BYTES:
-            break
-        short = item
-        if isinstance(item, dict) and isinstance(item.get("content"), str):
-            short = [item.get("role"), item["content"][:HEAD_BYTES]]
-        taken.append(short)
-        length += len(json.dumps(short))
-    return taken
+def _head_text(item: Any) -> str:
+    if isinstance(item, str):
+        return item[:HEAD_BYTES]
+    if isinstance(item, dict) and isinstance(item.get("content"), str):
+        return f"{item.get('role')}\n{item['content'][:HEAD_BYTES]}"
+    return json.dumps(item)[:HEAD_BYTES]
 
 
 def read_body(

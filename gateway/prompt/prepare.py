@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from xxhash import xxh3_64_intdigest
 
-from gateway.prompt.body import RequestBody
+from gateway.prompt.body import BodyKind, RequestBody
 from gateway.prompt.render import PromptProblem
-from gateway.prompt.tokenizer import PromptTokenizer
+from gateway.prompt.tokenizer import PromptTokenizer, given_ids
 from routing.hashing import TOKEN_BYTES, HashSpec, block_keys, max_matched_blocks, pack_tokens
 from routing.types import BlockKey
 
@@ -65,8 +65,6 @@ class Preparer:
     async def prepare(self, body: RequestBody) -> Prompt:
         """Return what can be known about a prompt. Never raises for a prompt's sake."""
         tokenizer = self._tokenizer
-        if tokenizer is None:
-            return _without_ids(body, "no_tokenizer")
         if body.num_bytes < self._inline_bytes:
             return _with_ids(tokenizer, body)
         loop = asyncio.get_running_loop()
@@ -77,15 +75,21 @@ class Preparer:
             return _without_ids(body, "timeout")
 
 
-def _with_ids(tokenizer: PromptTokenizer, body: RequestBody) -> Prompt:
+def _with_ids(tokenizer: PromptTokenizer | None, body: RequestBody) -> Prompt:
     try:
-        token_ids = tokenizer.token_ids(body)
+        token_ids = _given_ids(body) if tokenizer is None else tokenizer.token_ids(body)
         packed = pack_tokens(token_ids)
     except PromptProblem as problem:
         return _without_ids(body, problem.reason)
     except Exception:  # noqa: BLE001 - fail open: a template is foreign code, and may raise anything
         return _without_ids(body, "failed")
     return Prompt(packed, len(token_ids), _head_key(body), None)
+
+
+def _given_ids(body: RequestBody) -> list[int]:
+    if body.kind is not BodyKind.COMPLETION:
+        raise PromptProblem("no_tokenizer")
+    return given_ids(body.fields.get("prompt"))
 
 
 def _without_ids(body: RequestBody, problem: str) -> Prompt:

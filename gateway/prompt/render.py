@@ -53,8 +53,11 @@ def _message(message: Any, *, keep_parts: bool) -> dict[str, Any]:
 
 def _assistant(message: Mapping[str, Any]) -> dict[str, Any]:
     extra: dict[str, Any] = {}
-    if message.get("tool_calls"):
-        extra["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
+    calls = message.get("tool_calls")
+    if calls:
+        if not isinstance(calls, list):
+            raise PromptProblem("refused")
+        extra["tool_calls"] = [_tool_call(call) for call in calls]
     reasoning = message.get("reasoning", message.get("reasoning_content"))
     if reasoning is not None:
         extra |= {"reasoning": reasoning, "reasoning_content": reasoning}

@@ -85,16 +85,10 @@ class PromptTokenizer:
         return str(text)
 
     def _completion_ids(self, prompt: Any, *, add_special_tokens: bool) -> list[int]:
-        """Return the ids of the first prompt: the engine runs a list's prompts one by one."""
-        if isinstance(prompt, str):
-            return self._encode(prompt, add_special_tokens=add_special_tokens)
-        if not isinstance(prompt, list) or not prompt:
-            raise PromptProblem("refused")
-        if isinstance(prompt[0], str | list):
-            return self._completion_ids(prompt[0], add_special_tokens=add_special_tokens)
-        if all(isinstance(i, int) and 0 <= i < 2**32 for i in prompt):
-            return [int(i) for i in prompt]
-        raise PromptProblem("refused")
+        first = _first_prompt(prompt)
+        if isinstance(first, str):
+            return self._encode(first, add_special_tokens=add_special_tokens)
+        return given_ids(first)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
@@ -102,6 +96,29 @@ class PromptTokenizer:
         except (UnicodeEncodeError, TypeError) as error:  # lone surrogates are no text
             raise PromptProblem("not_text") from error
         return list(ids)
+
+
+def given_ids(prompt: Any) -> list[int]:
+    """Return the token ids of a completion's prompt that holds them itself.
+
+    Raises:
+        PromptProblem: `no_tokenizer` where it is text, `refused` where it is nothing of the kind.
+    """
+    ids = _first_prompt(prompt)
+    if isinstance(ids, str):
+        raise PromptProblem("no_tokenizer")
+    if not isinstance(ids, list) or not ids:
+        raise PromptProblem("refused")
+    if all(isinstance(i, int) and 0 <= i < 2**32 for i in ids):
+        return [int(i) for i in ids]
+    raise PromptProblem("refused")
+
+
+def _first_prompt(prompt: Any) -> Any:
+    """Return the first prompt of a list of them: the engine runs them one by one."""
+    while isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    return prompt
 
 
 def _iterates_parts(template: str) -> bool:

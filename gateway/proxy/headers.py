@@ -31,7 +31,10 @@ FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
 
 def first(headers: Iterable[Header], name: bytes) -> bytes | None:
     """Return the first value of a header (`name` in lower case), or None."""
-    return next((value for key, value in headers if key == name), None)
+    for key, value in headers:  # a plain loop: half the time of a generator, ten times a request
+        if key == name:
+            return value
+    return None
 
 
 def request_headers(

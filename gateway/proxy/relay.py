@@ -7,9 +7,9 @@ replica said before generating that it takes no more. In every ending the lease 
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 
 from gateway.api.asgi import ClientRequest, ClientResponse
 from gateway.errors import (
@@ -53,6 +53,7 @@ class Relay:
         max_tries: Replicas that one request is sent to at most.
         decision_headers: Whether clients are told where their request went.
         keeps_credentials: Whether a client's own Authorization reaches the replica.
+        rng: Makes trace ids.
         now: Monotonic seconds.
     """
 
@@ -67,6 +68,7 @@ class Relay:
     max_tries: int
     decision_headers: bool
     keeps_credentials: bool
+    rng: Random
     now: Callable[[], float]
 
     async def forward(
@@ -136,11 +138,15 @@ class Relay:
             client=request.client,
             scheme=request.scheme,
             request_id=record.request_id.encode(),
-            traceparent=b"00-%b-%b-01" % (_hex(16), _hex(8)),  # W3C Trace Context, version 00
+            traceparent=self._traceparent(),
             bearer=key.encode() if key else None,
             without=request.undone | (frozenset() if self.keeps_credentials else CREDENTIALS),
         )
         return UpstreamRequest(request.method.encode(), request.target, headers, request.body)
+
+    def _traceparent(self) -> bytes:
+        # W3C Trace Context, version 00: ids are random and not secret.
+        return b"00-%032x-%016x-01" % (self.rng.getrandbits(128), self.rng.getrandbits(64))
 
     async def _answer(
         self,
@@ -213,10 +219,6 @@ async def end_broken(client: ClientResponse, error: GatewayError) -> None:
 def _retry_after_s(headers: Sequence[Header]) -> float:
     value = first(headers, b"retry-after") or b""
     return float(value) if value.isdigit() else min(1.0, MAX_BUSY_S)
-
-
-def _hex(num_bytes: int) -> bytes:
-    return secrets.token_hex(num_bytes).encode()
 
 
 def _decision_headers(placed: Placed) -> list[Header]:
