@@ -79,12 +79,14 @@ class Keys:
         self._caller_by_digest = {}
         for key in keys:
             digest = _digest_of(key)
-            rate = None
-            if key.requests_per_minute is not None:
-                old = before[digest].rate if digest in before else None
-                tokens = old.tokens if old else key.requests_per_minute / BURST_SHARE
-                rate = RateLimit(key.requests_per_minute, max(1.0, tokens), self.now())
+            old = before.get(digest)
+            rate = self._rate(key.requests_per_minute, old.rate if old else None)
             self._caller_by_digest[digest] = Caller(key.name, frozenset(key.models), rate)
+
+    def _rate(self, per_minute: int | None, old: RateLimit | None) -> RateLimit | None:
+        if per_minute is None or (old is not None and old.per_minute == per_minute):
+            return old if per_minute is not None else None
+        return RateLimit(per_minute, max(1.0, per_minute / BURST_SHARE), self.now())
 
     def caller(self, headers: Sequence[Header]) -> Caller:
         """Return who sent a request, and count it against its rate.

@@ -64,7 +64,7 @@ class PromptTokenizer:
             return self._encode(self._render(body.fields), add_special_tokens=add)
         if body.kind is BodyKind.COMPLETION:
             add = body.fields.get("add_special_tokens") is not False
-            return self._completion_ids(body.fields["prompt"], add_special_tokens=add)
+            return self._completion_ids(body.fields.get("prompt"), add_special_tokens=add)
         raise PromptProblem("no_prompt")
 
     def _render(self, fields: Mapping[str, Any]) -> str:
