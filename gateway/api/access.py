@@ -84,8 +84,10 @@ class Keys:
             self._caller_by_digest[digest] = Caller(key.name, frozenset(key.models), rate)
 
     def _rate(self, per_minute: int | None, old: RateLimit | None) -> RateLimit | None:
-        if per_minute is None or (old is not None and old.per_minute == per_minute):
-            return old if per_minute is not None else None
+        if per_minute is None:
+            return None
+        if old is not None and old.per_minute == per_minute:
+            return old
         return RateLimit(per_minute, max(1.0, per_minute / BURST_SHARE), self.now())
 
     def caller(self, headers: Sequence[Header]) -> Caller:

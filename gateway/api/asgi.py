@@ -106,7 +106,7 @@ def _too_large(max_body_bytes: int) -> PromptTooLarge:
 
 
 ON_DISCONNECT = "warmroute.on_disconnect"
-"""In the scope's state, from our own listener: a function that takes what to call when the client leaves.
+"""In the scope's state, from our own listener: takes what to call when the client leaves.
 
 Waiting in `receive` for that needs a task of its own a request, a tenth of a short one's cost.
 """
