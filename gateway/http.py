@@ -1,8 +1,7 @@
 """Client connections: uvicorn's HTTP protocol with the limits that a public listener needs.
 
 What an application never sees has to be refused here: connections beyond the limit, clients that
-trickle their headers, headers without end. And HTTP/1.0 clients get bodies that end with the
-connection, as they cannot read chunks.
+trickle their headers, headers without end.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gateway.api.asgi import ON_DISCONNECT
@@ -26,6 +25,7 @@ from gateway.errors import (
     Overloaded,
     ReceiveTimeout,
 )
+from gateway.http_response import ResponseCycle
 
 # Files that a gateway needs besides connections: listeners, KV event sockets, libraries.
 _RESERVED_FILES = 128
@@ -131,9 +131,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         super().on_headers_complete()
-        if self.parser.get_http_version() == "1.0":
-            # The private class of uvicorn's cycle: it has no seam for a body without framing.
-            self.cycle.__class__ = _UnframedCycle
+        # uvicorn has no seam for how a response is written, and nothing else is changed.
+        self.cycle.__class__ = ResponseCycle
 
     def _set_on_disconnect(self, call: Callable[[], None] | None) -> None:
         self._on_disconnect = call
@@ -168,24 +167,3 @@ class LimitedProtocol(HttpToolsProtocol):
         ]
         self.transport.write(b"\r\n".join(head) + b"\r\n\r\n" + body)
         self.transport.close()
-
-
-class _UnframedCycle(RequestResponseCycle):
-    """A response to HTTP/1.0: no chunks; the end of the connection is the end of the body."""
-
-    async def send(self, message: Any) -> None:
-        """ASGI: a part of the response."""
-        if message["type"] == "http.response.start":
-            self.keep_alive = False
-            names = {name for name, _ in message.get("headers", ())}
-            if b"content-length" not in names:
-                # "Not chunked, and so many bytes to come": as many as it takes.
-                self.chunked_encoding = False
-                self.expected_content_length = _ENDLESS
-        elif self.expected_content_length > _ENDLESS // 2 and not message.get("more_body"):
-            self.expected_content_length = len(message.get("body", b""))
-        await super().send(message)
-
-
-# More bytes than any connection lives to carry.
-_ENDLESS = 2**62

@@ -89,5 +89,8 @@ def is_event_stream(headers: Iterable[Header]) -> bool:
 
 
 def _named_by_connection(headers: Iterable[Header]) -> frozenset[bytes]:
-    values = (value for name, value in headers if name == b"connection")
-    return frozenset(token.strip().lower() for value in values for token in value.split(b","))
+    named: frozenset[bytes] = frozenset()
+    for name, value in headers:
+        if name == b"connection":
+            named |= {token.strip().lower() for token in value.split(b",")}
+    return named

@@ -67,7 +67,7 @@ RULES = (
     Rule(
         "uvicorn",
         GATEWAY,
-        ("gateway/server.py", "gateway/http.py"),
+        ("gateway/server.py", "gateway/http.py", "gateway/http_response.py"),
         "only the listeners know which server runs them",
     ),
     Rule(

