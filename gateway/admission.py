@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from gateway.config.guards import LimitsConfig
 from gateway.errors import Overloaded
@@ -35,24 +33,31 @@ class Admission:
         """Requests in the queue."""
         return self._num_waiting
 
-    @asynccontextmanager
-    async def place(self, key_name: str) -> AsyncIterator[None]:
-        """Hold a place for one request.
+    async def enter(self, key_name: str) -> None:
+        """Take a place for one request; give it back with `leave`.
 
         Args:
             key_name: Whose request it is.
 
         Raises:
-            Overloaded: The queue is full, or the wait was too long.
+            Overloaded: The queue is full, or the wait was too long. No place was taken.
         """
         if self._num_inside < self._limits.max_in_flight:
             self._num_inside += 1
         else:
             await self._wait(key_name)
-        try:
-            yield
-        finally:
-            self._leave()
+
+    def leave(self) -> None:
+        """Give a place back: straight to whoever is next."""
+        while self._line:
+            key_name, waiting = self._line.popitem(last=False)
+            turn = waiting.popleft()
+            if waiting:
+                self._line[key_name] = waiting
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._num_inside -= 1
 
     async def _wait(self, key_name: str) -> None:
         if self._num_waiting >= self._limits.queue_requests:
@@ -74,22 +79,10 @@ class Admission:
 
     def _give_up(self, key_name: str, turn: asyncio.Future[None]) -> None:
         if turn.done() and not turn.cancelled():
-            self._leave()  # the place came in the same moment: it goes to the next one
+            self.leave()  # the place came in the same moment: it goes to the next one
             return
         waiting = self._line.get(key_name)
         if waiting is not None and turn in waiting:
             waiting.remove(turn)
             if not waiting:
                 del self._line[key_name]
-
-    def _leave(self) -> None:
-        """Give a place back, or straight to whoever is next."""
-        while self._line:
-            key_name, waiting = self._line.popitem(last=False)
-            turn = waiting.popleft()
-            if waiting:
-                self._line[key_name] = waiting
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._num_inside -= 1

@@ -7,7 +7,7 @@ arrive at once would all see the same idle replica (docs/adr/0005).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from xxhash import xxh3_64_intdigest
@@ -183,26 +183,25 @@ class Placer:
 
 
 def _query(asked: Asked, replicas: Sequence[Replica]) -> RouteQuery:
-    prompt = asked.prompt
-    affinity_key = prompt.head_key
-    rung = Rung.LOAD if affinity_key is None else Rung.HASHED
-    if prompt.packed_tokens is not None:
-        rung = rung_of(replicas)
-        affinity_key = _affinity_key(asked) or prompt.head_key
-    session = asked.session
-    return RouteQuery(
+    prompt, session = asked.prompt, asked.session
+    rung = Rung.HASHED if prompt.body.has_prompt else Rung.LOAD
+    query = RouteQuery(
         num_prompt_tokens=prompt.num_tokens,
-        rung=rung,
-        affinity_key=affinity_key,
+        rung=rung if prompt.packed_tokens is None else rung_of(replicas),
         session_key=None if session is None else int(xxh3_64_intdigest(session)),
         sequence=asked.model.num_routed,
     )
+    if asked.route.router.policy.can_rank(query):
+        return query
+    # Only now is it worth the time to make a key of the prompt's beginning.
+    return replace(query, affinity_key=_affinity_key(asked))
 
 
 def _affinity_key(asked: Asked) -> int | None:
-    """Return the key of the last block of the prompt's beginning; None below one full block."""
-    if not asked.keys_by_block_size:
-        return None
-    # With several block sizes any one will do, as long as it is always the same.
-    keys = asked.keys_by_block_size[min(asked.keys_by_block_size)]
-    return keys[min(asked.route.affinity_blocks, len(keys)) - 1] if keys else None
+    """Return what requests with the same beginning share: a block key, else a hash of bytes."""
+    if asked.keys_by_block_size:
+        # With several block sizes any one will do, as long as it is always the same.
+        keys = asked.keys_by_block_size[min(asked.keys_by_block_size)]
+        if keys:
+            return keys[min(asked.route.affinity_blocks, len(keys)) - 1]
+    return asked.prompt.head_key()

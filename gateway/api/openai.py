@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-import uuid
 from collections.abc import Coroutine, Sequence
+from random import Random
 
 from gateway.admission import Admission
 from gateway.api.access import Caller, Keys
@@ -68,6 +68,7 @@ class PublicApi:
         self._admission = admission
         self._observer = observer
         self._log = log
+        self._rng = Random()  # for request ids, which are unique and not secret
         self._cors = Cors(config.cors)
         self._max_body_bytes = config.limits.max_body_bytes
         self._timeouts = config.timeouts
@@ -88,8 +89,9 @@ class PublicApi:
         if endpoint is None:
             await self._other(scope, receive, _with_headers(send, ours))
         else:
-            record = RequestRecord(_request_id(headers), endpoint.label, self._pipeline.now())
-            ours.append((b"x-request-id", record.request_id.encode()))
+            request_id = _request_id(headers, self._rng)
+            record = RequestRecord(request_id, endpoint.label, self._pipeline.now())
+            ours.append((b"x-request-id", request_id.encode()))
             await self._routed(endpoint, scope, receive, ClientResponse(send, ours), record)
 
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -138,9 +140,13 @@ class PublicApi:
         request = await read_request(
             scope, receive, caller, self._max_body_bytes, self._timeouts.receive_s
         )
-        async with WhileConnected(scope, receive, client), self._admission.place(caller.name):
-            handled = self._pipeline.handle(request, endpoint, client, record)
-            await (handled if self._timeouts.total_s is None else self._in_time(handled))
+        async with WhileConnected(scope, receive, client):
+            await self._admission.enter(caller.name)
+            try:
+                handled = self._pipeline.handle(request, endpoint, client, record)
+                await (handled if self._timeouts.total_s is None else self._in_time(handled))
+            finally:
+                self._admission.leave()
 
     async def _in_time(self, handled: Coroutine[None, None, None]) -> None:
         try:
@@ -160,11 +166,11 @@ class PublicApi:
             await end_broken(client, error)
 
 
-def _request_id(headers: Sequence[Header]) -> str:
+def _request_id(headers: Sequence[Header], rng: Random) -> str:
     sent = first(headers, b"x-request-id")
     if sent is not None and _REQUEST_ID.fullmatch(sent):
         return sent.decode()
-    return uuid.uuid4().hex
+    return f"{rng.getrandbits(128):032x}"
 
 
 def _with_headers(send: Send, headers: Sequence[Header]) -> Send:

@@ -20,6 +20,10 @@ TTFT_BUCKETS_S = (
 STEP_BUCKETS_S = (20e-6, 50e-6, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.5)
 
 
+AnyMetric = MetricWrapperBase
+"""What counters, gauges and histograms have in common."""
+
+
 class _Group:
     """Declares metrics in one registry, all under the same prefix."""
 

@@ -22,14 +22,22 @@ class Prompt:
     Attributes:
         packed_tokens: Token ids, packed; None where they are not known.
         num_tokens: Prompt length; an estimate where the ids are not known.
-        head_key: 64 bits that prompts with the same first bytes share; None without a prompt.
+        body: What it was read from.
         problem: Why the ids are not known, in one word; None where they are.
     """
 
     packed_tokens: bytes | None
     num_tokens: int
-    head_key: int | None
+    body: RequestBody
     problem: str | None
+
+    def head_key(self) -> int | None:
+        """Return 64 bits that prompts with the same first bytes share; None without a prompt."""
+        if not self.body.has_prompt:
+            return None
+        # The salt comes first: tenants that must not share a cache need not share a replica.
+        salt = self.body.cache_salt.encode(errors="surrogatepass")
+        return int(xxh3_64_intdigest(self.body.head(), xxh3_64_intdigest(salt)))
 
     def keys(self, spec: HashSpec) -> list[BlockKey]:
         """Return the keys of the blocks that a cache can serve; empty without token ids."""
@@ -83,7 +91,7 @@ def _with_ids(tokenizer: PromptTokenizer | None, body: RequestBody) -> Prompt:
         return _without_ids(body, problem.reason)
     except Exception:  # noqa: BLE001 - fail open: a template is foreign code, and may raise anything
         return _without_ids(body, "failed")
-    return Prompt(packed, len(token_ids), _head_key(body), None)
+    return Prompt(packed, len(token_ids), body, None)
 
 
 def _given_ids(body: RequestBody) -> list[int]:
@@ -93,12 +101,4 @@ def _given_ids(body: RequestBody) -> list[int]:
 
 
 def _without_ids(body: RequestBody, problem: str) -> Prompt:
-    return Prompt(None, body.estimated_tokens, _head_key(body), problem)
-
-
-def _head_key(body: RequestBody) -> int | None:
-    if not body.has_prompt:
-        return None
-    # The salt comes first: tenants that must not share a cache need not share a replica.
-    salt = body.cache_salt.encode(errors="surrogatepass")
-    return int(xxh3_64_intdigest(body.head(), xxh3_64_intdigest(salt)))
+    return Prompt(None, body.estimated_tokens, body, problem)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 # vLLM puts usage into the last event before [DONE], and behind the choices of a whole answer.
 _KEPT_PIECES = 4
 _MARK = b'"usage":{'
+_DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class UsageReader:
             return None
         try:
             text = tail[start + len(_MARK) - 1 :].decode(errors="replace")
-            found, _ = json.JSONDecoder().raw_decode(text)
+            found, _ = _DECODER.raw_decode(text)
             details = found.get("prompt_tokens_details") or {}
             cached = details.get("cached_tokens")
             return Usage(

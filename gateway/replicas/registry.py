@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -119,6 +119,9 @@ class Registry:
         on_change: Callable[[Replica], None],
     ) -> None:
         self._replica_by_id = {replica.replica_id: replica for replica in replicas}
+        self._replicas_by_model: dict[str, list[Replica]] = {}
+        for replica in self:
+            self._replicas_by_model.setdefault(replica.model_key, []).append(replica)
         self._ejection = ejection
         self._now = now
         for replica in self:
@@ -131,9 +134,9 @@ class Registry:
     def __getitem__(self, replica_id: ReplicaId) -> Replica:
         return self._replica_by_id[replica_id]
 
-    def of_model(self, model_key: str) -> list[Replica]:
+    def of_model(self, model_key: str) -> Sequence[Replica]:
         """Return all replicas of a model, in any state."""
-        return [replica for replica in self if replica.model_key == model_key]
+        return self._replicas_by_model.get(model_key, ())
 
     def eligible(self, model_key: str) -> list[Replica]:
         """Return the replicas of a model that may get a request now.

@@ -27,9 +27,10 @@ class Visits:
         return asyncio.create_task(self._visit(name, key))
 
     async def _visit(self, name, key):
-        async with self.admission.place(key):
-            self.inside.append(name)
-            await self.leave[name].wait()
+        await self.admission.enter(key)
+        self.inside.append(name)
+        await self.leave[name].wait()
+        self.admission.leave()
 
 
 async def turns():

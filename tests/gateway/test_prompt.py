@@ -197,7 +197,7 @@ async def test_what_cannot_be_known_fails_open(tokenizer, executor, body, proble
     prompt = await Preparer(tokenizer, executor, 5.0, inline_bytes).prepare(body)
     assert (prompt.packed_tokens, prompt.problem) == (None, problem)
     assert prompt.num_tokens >= 1
-    assert prompt.head_key is not None
+    assert prompt.head_key() is not None
     assert prompt.keys(HashSpec("m", 16)) == []
 
 
@@ -227,5 +227,5 @@ async def test_tenants_with_salts_have_different_heads(executor):
     preparer = Preparer(None, executor, 1.0, 0)
     one = await preparer.prepare(chat(user("x"), cache_salt="a"))
     two = await preparer.prepare(chat(user("x"), cache_salt="b"))
-    assert one.head_key != two.head_key
+    assert one.head_key() != two.head_key()
     assert one.problem == "no_tokenizer"
