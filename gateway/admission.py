@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict, deque
 
 from gateway.config.guards import LimitsConfig
-from gateway.errors import Overloaded
+from gateway.errors import Overloaded, QueueTimeout
 
 
 class Admission:
@@ -40,7 +40,8 @@ class Admission:
             key_name: Whose request it is.
 
         Raises:
-            Overloaded: The queue is full, or the wait was too long. No place was taken.
+            Overloaded: The queue is full. No place was taken.
+            QueueTimeout: The wait was too long. No place was taken.
         """
         if self._num_inside < self._limits.max_in_flight:
             self._num_inside += 1
@@ -72,7 +73,7 @@ class Admission:
             self._give_up(key_name, turn)
             if isinstance(error, TimeoutError):
                 message = f"No place within {self._limits.queue_timeout_s:g} s."
-                raise Overloaded(message) from None
+                raise QueueTimeout(message) from None
             raise
         finally:
             self._num_waiting -= 1

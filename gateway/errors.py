@@ -16,11 +16,13 @@
     |   +-- ResponseNotFound     404
     +-- UpstreamError            a replica failed us
     |   +-- ReplicaUnreachable   502, nothing was sent
+    |   |   +-- ConnectTimeout   504
     |   +-- ReplicaTimeout       504
     |   +-- StreamBroken         502, or an aborted body once it has begun
     +-- Unavailable              503 + Retry-After
         +-- NoEligibleReplica
         +-- Overloaded
+        |   +-- QueueTimeout
         +-- Draining
 
 Raw exception text never reaches a client: every message here is ours.
@@ -206,6 +208,14 @@ class ReplicaUnreachable(UpstreamError):
     reason = "replica_unreachable"
 
 
+class ConnectTimeout(ReplicaUnreachable):
+    """No connection in time: nothing was sent either."""
+
+    status = 504
+    kind = "GatewayTimeoutError"
+    reason = "replica_timeout"
+
+
 class ReplicaTimeout(UpstreamError):
     """Connected, but no answer in time."""
 
@@ -245,6 +255,12 @@ class Overloaded(Unavailable):
     """More requests are at the replicas than allowed, and the queue is full or too slow."""
 
     reason = "overloaded"
+
+
+class QueueTimeout(Overloaded):
+    """No place at the replicas came free in time."""
+
+    reason = "queue_timeout"
 
 
 class Draining(Unavailable):

@@ -73,7 +73,9 @@ async def build_models(
                 log.warning("tokenizer_unavailable", model=model_key(model), problem=str(problem))
         metrics.index.tokenizer_loaded.labels(model_key(model)).set(tokenizer is not None)
         prepare = config.prepare
-        preparer = Preparer(tokenizer, executor, prepare.timeout_s, prepare.inline_bytes)
+        preparer = Preparer(
+            tokenizer, executor, prepare.timeout_s, prepare.inline_bytes, prepare.max_bytes
+        )
         models.append(build_model(config, model, preparer))
     return Models(models, config.rules)
 

@@ -10,14 +10,14 @@ import asyncio
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from gateway.api.asgi import ON_DISCONNECT
+from gateway.api.asgi import CUT_OFF, ON_DISCONNECT
+from gateway.api.public import OPEN_PATHS
 from gateway.errors import (
     GatewayError,
     HeadersTooLarge,
@@ -27,6 +27,9 @@ from gateway.errors import (
 )
 from gateway.http_response import ResponseCycle
 
+# Connections beyond the limit that are still read, so that a probe gets its answer when clients
+# have taken all others: a full gateway is alive. Anything but a probe gets 503 there.
+PROBE_CONNECTIONS = 32
 # Files that a gateway needs besides connections: listeners, KV event sockets, libraries.
 _RESERVED_FILES = 128
 
@@ -38,12 +41,13 @@ class ConnectionLimits:
     Attributes:
         max_connections: Open at once.
         max_header_bytes: Of one request.
-        header_s: For one request's headers to arrive, from its first byte or the connection's.
+        arrival_s: For one request to arrive, headers and body, from its first byte; and for that
+            byte, on a new connection.
     """
 
     max_connections: int
     max_header_bytes: int
-    header_s: float
+    arrival_s: float
 
 
 def allowed_connections(wanted: int) -> int:
@@ -55,7 +59,7 @@ def allowed_connections(wanted: int) -> int:
     if most == resource.RLIM_INFINITY:
         return wanted
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return max(1, min(wanted, (most - _RESERVED_FILES) // 2))
+    return max(1, min(wanted, (most - _RESERVED_FILES - PROBE_CONNECTIONS) // 2))
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -77,29 +81,39 @@ class LimitedProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits
         self._num_header_bytes = 0
-        self._header_timer: asyncio.TimerHandle | None = None
+        self._arriving = False  # a request has begun and is not whole
+        self._in_head = False
+        self._surplus = False  # beyond the limit: only probes are answered
+        self._arrival_timer: asyncio.TimerHandle | None = None
         self._on_disconnect: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """asyncio: a client connected."""
         super().connection_made(transport)
-        if len(self.connections) > self._limits.max_connections:
-            self._refuse(Overloaded("Too many connections (limits.max_connections)."))
+        surplus = len(self.connections) - self._limits.max_connections
+        self._surplus = surplus > 0
+        if surplus > PROBE_CONNECTIONS:
+            self._refuse(_overloaded())
             return
         # Balancers open connections ahead of need; one that never speaks is closed without a word.
-        self._start_header_timer(self.transport.close)
+        self._start_arrival_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio: the connection is gone."""
-        self._stop_header_timer()
+        self._stop_arrival_timer()
         super().connection_lost(exc)
         if self._on_disconnect is not None:
             self._on_disconnect()
 
     def data_received(self, data: bytes) -> None:
         """asyncio: bytes came."""
-        if not self.transport.is_closing():  # refused: whatever else it sends is of no interest
-            super().data_received(data)
+        if self.transport.is_closing():  # refused: whatever else it sends is of no interest
+            return
+        super().data_received(data)
+        if not self._arriving:
+            self._stop_arrival_timer()
+        elif self._arrival_timer is None:  # a request that came in one piece needs none
+            self._start_arrival_timer()
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn: the client's bytes are no HTTP."""
@@ -111,9 +125,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["state"][ON_DISCONNECT] = self._set_on_disconnect
         self._num_header_bytes = 0
-        self._stop_header_timer()
-        error = ReceiveTimeout(f"The headers did not arrive within {self._limits.header_s:g} s.")
-        self._start_header_timer(partial(self._refuse, error))
+        self._arriving = self._in_head = True
+        self._stop_arrival_timer()
 
     def on_url(self, url: bytes) -> None:
         """httptools: a piece of the request target."""
@@ -121,18 +134,37 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """httptools: one header."""
+        """httptools: one header, or one trailer, which ends here."""
         self._count_header_bytes(len(name) + len(value))
-        super().on_header(name, value)
+        if self._in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """httptools: the headers are whole."""
-        self._stop_header_timer()
+        self._in_head = False
         if self.transport.is_closing():
             return
         super().on_headers_complete()
         # uvicorn has no seam for how a response is written, and nothing else is changed.
         self.cycle.__class__ = ResponseCycle
+
+    def on_body(self, body: bytes) -> None:
+        """httptools: a piece of the request's body."""
+        if not self.transport.is_closing():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """httptools: the request is whole."""
+        self._arriving = False
+        if not self.transport.is_closing():
+            super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """uvicorn: give a request to the application."""
+        if self._surplus and cycle.scope["path"] not in OPEN_PATHS:
+            self._refuse(_overloaded())
+        else:
+            super()._start_asgi_task(cycle, app)
 
     def _set_on_disconnect(self, call: Callable[[], None] | None) -> None:
         self._on_disconnect = call
@@ -144,17 +176,27 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._num_header_bytes > self._limits.max_header_bytes:
             self._refuse(HeadersTooLarge("Too many header bytes (limits.max_header_bytes)."))
 
-    def _start_header_timer(self, on_late: Callable[[], None]) -> None:
-        self._header_timer = self.loop.call_later(self._limits.header_s, on_late)
+    def _start_arrival_timer(self) -> None:
+        self._arrival_timer = self.loop.call_later(self._limits.arrival_s, self._cut_off)
 
-    def _stop_header_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
+    def _stop_arrival_timer(self) -> None:
+        timer, self._arrival_timer = self._arrival_timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _cut_off(self) -> None:
+        """A request, or a new connection's first byte, did not arrive in time."""
+        self._arrival_timer = None
+        if not self._arriving or (not self._in_head and self.cycle.response_started):
+            self.transport.close()
+            return
+        self.scope["state"][CUT_OFF] = True
+        error = ReceiveTimeout(f"The request did not arrive within {self._limits.arrival_s:g} s.")
+        self._refuse(error)
 
     def _refuse(self, error: GatewayError) -> None:
         """Answer with an error of ours and close; nothing reaches the application."""
-        self._stop_header_timer()
+        self._stop_arrival_timer()
         if self.transport.is_closing():
             return
         body = error.body()
@@ -167,3 +209,7 @@ class LimitedProtocol(HttpToolsProtocol):
         ]
         self.transport.write(b"\r\n".join(head) + b"\r\n\r\n" + body)
         self.transport.close()
+
+
+def _overloaded() -> Overloaded:
+    return Overloaded("Too many connections (limits.max_connections).")

@@ -8,6 +8,7 @@ that does not fit its declared length closes the connection, so that the client 
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable
 from http import HTTPStatus
@@ -22,6 +23,9 @@ _STATUS_LINE = MappingProxyType(
 # RFC 9110: what may never stand in a field's value, as it would end the line.
 _BAD_VALUE = re.compile(rb"[\x00\r\n]")
 _BODILESS = frozenset({204, 304})
+# A client that is still sending its request when it is refused gets this long to read the answer:
+# closed at once, it would get a reset in its place. As nginx's lingering close, but bounded lower.
+_LINGER_S = 1.0
 
 
 class ResponseCycle(RequestResponseCycle):
@@ -29,6 +33,7 @@ class ResponseCycle(RequestResponseCycle):
 
     _start: Any = None
     _remaining: int | None = None  # bytes of body still owed; None where no length was declared
+    _asked_first = False  # the client sends no body unless it is told to continue
 
     async def send(self, message: Any) -> None:
         """ASGI: a part of the response."""
@@ -38,7 +43,7 @@ class ResponseCycle(RequestResponseCycle):
             return
         if message["type"] == "http.response.start":
             self.response_started = True
-            self.waiting_for_100_continue = False
+            self._asked_first, self.waiting_for_100_continue = self.waiting_for_100_continue, False
             self._start = message
             return
         if self.response_complete:
@@ -53,6 +58,8 @@ class ResponseCycle(RequestResponseCycle):
     def _head(self, start: Any) -> bytes:
         """Return status line and headers, and settle how the body will be framed."""
         status, headers = start["status"], start.get("headers", ())
+        if self.more_body:  # what is still to come of the request must not be the next one
+            self.keep_alive = False
         lines = [_STATUS_LINE.get(status, b"HTTP/1.1 %d \r\n" % status)]
         has_length, says_close = self._read(headers)
         for name, value in headers:
@@ -98,5 +105,11 @@ class ResponseCycle(RequestResponseCycle):
         if self._remaining:  # shorter than declared, and HEAD owes nothing
             self.keep_alive = False
         if not self.keep_alive:
-            self.transport.close()
+            self._close()
         self.on_response()
+
+    def _close(self) -> None:
+        if self.more_body and not self._asked_first:
+            asyncio.get_running_loop().call_later(_LINGER_S, self.transport.close)
+        else:
+            self.transport.close()

@@ -7,7 +7,7 @@ forward and stream back -> observe. docs/architecture.md tells the same story in
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from gateway.api.asgi import ClientRequest, ClientResponse
@@ -17,13 +17,13 @@ from gateway.errors import ResponseNotFound
 from gateway.index.base import PrefixIndex
 from gateway.models import Models
 from gateway.observability.record import RequestRecord
-from gateway.placement import Asked, Placer, prompt_keys, session_of
+from gateway.placement import Asked, KeysByBlockSize, Placer, prompt_keys, session_of
 from gateway.prompt.body import BodyKind, RequestBody, read_body, splice_cache_salt
 from gateway.proxy.headers import first
 from gateway.proxy.relay import Relay
 from gateway.replicas.registry import Registry
 from gateway.tenancy import tenant_salt
-from routing.types import ReplicaId
+from routing.types import PrefixMatch, ReplicaId
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +105,22 @@ class Pipeline:
         record.prepared(prompt, self.now())
         lora = model.lora(body.model)
         keys = prompt_keys(self.registry, model, prompt, lora, body.cache_salt)
-        try:
-            async with asyncio.timeout(self.config.index.lookup_timeout_s):
-                matches = await self.index.lookup(keys)
-        except TimeoutError:
-            matches = {}
-            record.lookup_timed_out = True
+        matches = await self._look_up(keys, record)
         record.looked_up(self.now())
         session = session_of(route, request.headers)
         return Asked(model, route, prompt, session, keys, matches)
+
+    async def _look_up(
+        self, keys: KeysByBlockSize, record: RequestRecord
+    ) -> Mapping[ReplicaId, PrefixMatch]:
+        if not self.index.waits:
+            return await self.index.lookup(keys)
+        try:
+            async with asyncio.timeout(self.config.index.lookup_timeout_s):
+                return await self.index.lookup(keys)
+        except TimeoutError:
+            record.lookup_timed_out = True
+            return {}
 
     def _holder(self, response_id: str | None) -> ReplicaId:
         replica = self.relay.stored.replica(response_id or "")

@@ -38,7 +38,7 @@ from gateway.proxy.retry import RetryBudget
 from gateway.proxy.transport import Deadlines, HttpToolsTransport
 from gateway.replicas.health import Prober, ProbeTimes
 from gateway.replicas.registry import Registry, Replica, ReplicaState
-from gateway.server import Server, bind, url_of
+from gateway.server import Server, bind, duplicates, url_of
 from gateway.stored import StoredResponses
 from routing.load import LoadBook
 
@@ -180,7 +180,8 @@ class Gateway:
     async def _serve(self, public: Server, admin: Server) -> None:
         """Serve both listeners; the public one stops first, so that its drain can be watched."""
         serving_admin = asyncio.create_task(admin.serve(sockets=[self._admin_socket]))
-        serving_public = asyncio.create_task(public.serve(sockets=[self._public_socket]))
+        listening = [self._public_socket, *duplicates(self._public_socket)]
+        serving_public = asyncio.create_task(public.serve(sockets=listening))
         self._log.info("ready", url=self.url, admin_url=self.admin_url)
         stopping = asyncio.create_task(self._stopping.wait())
         ended = {stopping, serving_public, serving_admin}

@@ -48,14 +48,14 @@ class ClientRequest:
 
 
 async def read_request(
-    scope: Scope, receive: Receive, caller: Caller, max_body_bytes: int, receive_s: float
+    scope: Scope, receive: Receive, caller: Caller, max_body_bytes: int
 ) -> ClientRequest:
     """Read a request whole, and undo its content encoding.
 
     Raises:
         InvalidRequest, UnsupportedEncoding: Its content encoding cannot be undone.
         PromptTooLarge: The body is longer than `max_body_bytes`; reading stops there.
-        ReceiveTimeout: It did not come within `receive_s`.
+        ReceiveTimeout: The listener cut it off because it did not come in time.
         ClientLeft: The client went away.
     """
     headers: Sequence[Header] = scope["headers"]
@@ -63,11 +63,7 @@ async def read_request(
     if declared is not None and int(declared) > max_body_bytes:
         raise _too_large(max_body_bytes)
     encoding = (first(headers, b"content-encoding") or b"").decode("latin-1")
-    try:
-        async with asyncio.timeout(receive_s):
-            body = await _read_body(receive, max_body_bytes)
-    except TimeoutError:
-        raise ReceiveTimeout(f"The request did not arrive within {receive_s:g} s.") from None
+    body = await _read_body(scope, receive, max_body_bytes)
     query = scope.get("query_string", b"")
     path = scope.get("raw_path") or scope["path"].encode()
     return ClientRequest(
@@ -83,12 +79,14 @@ async def read_request(
     )
 
 
-async def _read_body(receive: Receive, max_body_bytes: int) -> bytes:
+async def _read_body(scope: Scope, receive: Receive, max_body_bytes: int) -> bytes:
     pieces: list[bytes] = []
     num_bytes = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
+            if scope.get("state", {}).get(CUT_OFF):
+                raise ReceiveTimeout("The request did not arrive in time.")
             raise ClientLeft
         piece = message.get("body", b"")
         num_bytes += len(piece)
@@ -104,6 +102,9 @@ def _too_large(max_body_bytes: int) -> PromptTooLarge:
         f"The body is longer than {max_body_bytes} bytes (limits.max_body_bytes)."
     )
 
+
+CUT_OFF = "warmroute.cut_off"
+"""In the scope's state: our own listener answered 408 and closed, as the body did not come."""
 
 ON_DISCONNECT = "warmroute.on_disconnect"
 """In the scope's state, from our own listener: takes what to call when the client leaves.

@@ -10,7 +10,12 @@ import zlib
 from gateway.errors import InvalidRequest, PromptTooLarge, UnsupportedEncoding
 
 # zlib's window sizes: 16 + MAX_WBITS reads gzip's header, MAX_WBITS zlib's (RFC 9110's "deflate").
-_WINDOW_BY_ENCODING = (("gzip", 16 + zlib.MAX_WBITS), ("deflate", zlib.MAX_WBITS))
+# RFC 9110, 8.4.1.3: x-gzip is the old name of gzip.
+_WINDOW_BY_ENCODING = (
+    ("gzip", 16 + zlib.MAX_WBITS),
+    ("x-gzip", 16 + zlib.MAX_WBITS),
+    ("deflate", zlib.MAX_WBITS),
+)
 
 
 def decode_body(body: bytes, encoding: str, max_bytes: int) -> bytes:

@@ -71,7 +71,7 @@ class PublicApi:
         self._rng = Random()  # for request ids, which are unique and not secret
         self._cors = Cors(config.cors)
         self._max_body_bytes = config.limits.max_body_bytes
-        self._timeouts = config.timeouts
+        self._total_s = config.timeouts.total_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -137,23 +137,21 @@ class PublicApi:
         client: ClientResponse,
         record: RequestRecord,
     ) -> None:
-        request = await read_request(
-            scope, receive, caller, self._max_body_bytes, self._timeouts.receive_s
-        )
+        request = await read_request(scope, receive, caller, self._max_body_bytes)
         async with WhileConnected(scope, receive, client):
             await self._admission.enter(caller.name)
             try:
                 handled = self._pipeline.handle(request, endpoint, client, record)
-                await (handled if self._timeouts.total_s is None else self._in_time(handled))
+                await (handled if self._total_s is None else self._in_time(handled))
             finally:
                 self._admission.leave()
 
     async def _in_time(self, handled: Coroutine[None, None, None]) -> None:
         try:
-            async with asyncio.timeout(self._timeouts.total_s):
+            async with asyncio.timeout(self._total_s):
                 await handled
         except TimeoutError:
-            message = f"The request took longer than {self._timeouts.total_s:g} s."
+            message = f"The request took longer than {self._total_s:g} s."
             raise ReplicaTimeout(message) from None
 
     async def _fail(

@@ -63,6 +63,8 @@ def _summary(config: GatewayConfig) -> Iterator[str]:
         yield f"  model {name}{aliases}: {_count(len(model.replicas), 'replica')}, policy {policy}"
         for replica in model.replicas:
             yield f"    replica {replica.id}: {replica.url}"
+        for section in model.discovery:
+            yield f"    discovery {section.kind}: {section.source}"
     for name in sorted(_used(config)):
         yield f"  policy {name}: {config.policies[name].kind}"
     if config.rules:

@@ -32,6 +32,7 @@ def cross_findings(document: Any) -> list[Finding]:
         *_empty_lists(document),
         *_model_names(document),
         *_replicas(document),
+        *_discoveries(document),
         *_policy_references(document),
         *_rules(document),
         *_listeners(document),
@@ -52,8 +53,11 @@ def _empty_lists(document: Mapping[str, Any]) -> Iterator[Finding]:
     if document.get("models") in ([], ()):
         yield Finding(("models",), "must list at least one model, got none", show_value=False)
     for path, model in _mappings(document, ("models",)):
-        if model.get("replicas") in ([], ()):
+        if model.get("replicas", ()) in ([], ()) and model.get("discovery", ()) in ([], ()):
             text = "must list at least one replica, got none"
+            if "replicas" not in model:
+                example = "`replicas: [{url: 'http://engine-0:8000'}]` or a `discovery`"
+                text = f"required but missing, add {example}"
             yield Finding((*path, "replicas"), text, show_value=False)
 
 
@@ -88,6 +92,17 @@ def _replicas(document: Mapping[str, Any]) -> Iterator[Finding]:
                 if owner != path:
                     text = f"must be unique, {key_text(owner)} has the same id"
                     yield Finding((*path, "id"), text)
+
+
+def _discoveries(document: Mapping[str, Any]) -> Iterator[Finding]:
+    seen: list[tuple[Path, Mapping[str, Any]]] = []
+    for model_path, model in _mappings(document, ("models",)):
+        for path, section in _mappings(model, (*model_path, "discovery"), "discovery"):
+            owner = next((known for known, other in seen if other == section), None)
+            if owner is not None:
+                text = f"must be unique, {key_text(owner)} finds the same replicas"
+                yield Finding(path, text, show_value=False)
+            seen.append((path, section))
 
 
 def _policy_references(document: Mapping[str, Any]) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from gateway.config.access import ReplicaTlsConfig
+from gateway.config.discovery import DiscoveryConfig
 from gateway.config.fields import (
     ApiKey,
     Label,
@@ -154,8 +155,15 @@ class ModelConfig(Section):
         (), description="Further names that requests may use, LoRA adapters for example."
     )
     replicas: ListOf[ReplicaConfig] = Field(
-        description="The engines that serve it, at least one.",
+        (),
+        description="The engines that serve it, where their addresses stay the same. At least one, "
+        "or a `discovery`.",
         examples=["[{url: 'http://engine-0:8000'}]"],
+    )
+    discovery: ListOf[DiscoveryConfig] = Field(
+        (),
+        description="Where engines that come and go are found. Several kinds, and `replicas`, may "
+        "feed one model.",
     )
     tokenizer: Name | None = Field(
         None,

@@ -27,8 +27,8 @@ class TimeoutsConfig(Section):
     )
     receive_s: Seconds = Field(
         60.0,
-        description="Seconds for a client to send its headers, and again for its body. 32 MiB need "
-        "5 Mbit/s.",
+        description="Seconds for a client to send a whole request, headers and body; later it is "
+        "answered with 408. 32 MiB need 5 Mbit/s.",
     )
     total_s: Seconds | None = Field(
         None,

@@ -180,6 +180,13 @@ class PrepareConfig(Section):
         description="Threads that render and tokenize. The tokenizer holds no lock of the "
         "interpreter while it works, so 2 leave the event loop free and use a second core.",
     )
+    max_bytes: int = Field(
+        4 * 1024 * 1024,
+        ge=1,
+        description="Bodies of more bytes are routed by their beginning, without token ids. "
+        "Tokenizing takes about 160 bytes of memory for each byte of text, and 4 MiB hold a "
+        "million tokens, more than any model takes.",
+    )
     inline_bytes: int = Field(
         1024,
         ge=0,

@@ -15,7 +15,12 @@ class PrefixIndex(Protocol):
     """Block keys -> the replicas that hold them, by tier.
 
     Writes return at once: a backend that sends them somewhere queues them, bounded.
+
+    Attributes:
+        waits: Whether a look-up can wait for somebody, and so needs a deadline.
     """
+
+    waits: bool
 
     async def lookup(
         self, keys_by_block_size: Mapping[int, Sequence[BlockKey]]

@@ -17,6 +17,8 @@ class MemoryIndex:
         now: Monotonic seconds.
     """
 
+    waits = False
+
     def __init__(self, max_blocks: int, max_predicted: int, now: Callable[[], float]) -> None:
         self._blocks = BlockMap(max_blocks, max_predicted)
         self._now = now

@@ -94,9 +94,12 @@ class RequestBody:
 def _head_text(item: Any) -> str:
     if isinstance(item, str):
         return item[:HEAD_BYTES]
-    if isinstance(item, dict) and isinstance(item.get("content"), str):
-        return f"{item.get('role')}\n{item['content'][:HEAD_BYTES]}"
-    return json.dumps(item)[:HEAD_BYTES]
+    try:
+        if isinstance(item, dict) and isinstance(item.get("content"), str):
+            return f"{item.get('role')}\n{item['content'][:HEAD_BYTES]}"
+        return json.dumps(item)[:HEAD_BYTES]
+    except RecursionError:  # nested as deep as could just be read: no engine takes it
+        return ""
 
 
 def read_body(

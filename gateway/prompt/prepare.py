@@ -56,6 +56,7 @@ class Preparer:
         timeout_s: For one prompt, the wait for a thread included.
         inline_bytes: Bodies below this are prepared on the event loop: a change of threads would
             cost more than the work.
+        max_bytes: Larger bodies are routed without token ids.
     """
 
     def __init__(
@@ -64,15 +65,19 @@ class Preparer:
         executor: ThreadPoolExecutor,
         timeout_s: float,
         inline_bytes: int,
+        max_bytes: int,
     ) -> None:
         self._tokenizer = tokenizer
         self._executor = executor
         self._timeout_s = timeout_s
         self._inline_bytes = inline_bytes
+        self._max_bytes = max_bytes
 
     async def prepare(self, body: RequestBody) -> Prompt:
         """Return what can be known about a prompt. Never raises for a prompt's sake."""
         tokenizer = self._tokenizer
+        if body.num_bytes > self._max_bytes:
+            return _without_ids(body, "too_large")
         if body.num_bytes < self._inline_bytes:
             return _with_ids(tokenizer, body)
         loop = asyncio.get_running_loop()

@@ -9,7 +9,7 @@ from typing import cast
 
 import httptools
 
-from gateway.errors import ReplicaTimeout, StreamBroken
+from gateway.errors import ReplicaTimeout, StreamBroken, UpstreamError
 
 Header = tuple[bytes, bytes]
 
@@ -24,15 +24,24 @@ class Exchange:
     """One request and its response on one connection (an `UpstreamResponse`).
 
     Args:
-        first_byte_s: Seconds until the body begins. vLLM sends the headers of a stream at once and
-            the first token after the prefill, so the body's first byte is what takes long.
+        loop: The running one. Kept, because asking for it is a system call on Python 3.11.
+        first_byte_s: Seconds until the headers, and again until the body begins. vLLM sends the
+            headers of a stream at once and the first token after the prefill, so the body's first
+            byte is what takes long.
         idle_s: Seconds that a body may pause after that.
         keep: Called when the response is whole and the connection may serve another request.
     """
 
-    def __init__(self, first_byte_s: float, idle_s: float, keep: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        first_byte_s: float,
+        idle_s: float,
+        keep: Callable[[], None],
+    ) -> None:
         self.status = 0
         self.headers: list[Header] = []
+        self._loop = loop
         self._patience_s = first_byte_s
         self._idle_s = idle_s
         self._keep = keep
@@ -41,13 +50,16 @@ class Exchange:
         self._num_buffered_bytes = 0
         self._headers_done = False
         self._complete = False
-        self._broken: StreamBroken | None = None
+        self._broken: UpstreamError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._quiet_since = loop.time()
+        self._timer: asyncio.TimerHandle | None = None
 
     async def headers_received(self) -> None:
         """Wait for status and headers.
 
         Raises:
+            ReplicaTimeout: They did not come in time.
             StreamBroken: The connection ended first.
         """
         while not self._headers_done:
@@ -62,13 +74,12 @@ class Exchange:
                 return b""
             if self._broken is not None:
                 raise self._broken
-            try:
-                async with asyncio.timeout(self._patience_s):
-                    await self._wait()
-            except TimeoutError:
-                message = f"The replica sent nothing for {self._patience_s:g} s."
-                raise ReplicaTimeout(message) from None
-        self._patience_s = self._idle_s
+            await self._wait()
+        if self._patience_s != self._idle_s:  # it has begun: from now on pauses count
+            self._patience_s = self._idle_s
+            self._stop_timer()
+        # From here, not from its arrival: while the client was slow the replica had to wait.
+        self._quiet_since = self._loop.time()
         chunk = self._chunks.popleft()
         self._num_buffered_bytes -= len(chunk)
         if self._num_buffered_bytes < HIGH_WATER_BYTES and self._connection is not None:
@@ -77,6 +88,7 @@ class Exchange:
 
     def close(self) -> None:
         """Let go of the connection: an unfinished response ends it."""
+        self._stop_timer()
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
@@ -90,6 +102,7 @@ class Exchange:
     def on_headers(self, status: int, headers: list[Header]) -> None:
         """Status and headers are whole."""
         self.status, self.headers, self._headers_done = status, headers, True
+        self._quiet_since = self._loop.time()
         self._wake()
 
     def on_body(self, chunk: bytes) -> None:
@@ -118,8 +131,32 @@ class Exchange:
         self._wake()
 
     async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = self._loop.create_future()
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._patience_s, self._look_at_the_clock)
         await self._waiter
+
+    def _look_at_the_clock(self) -> None:
+        """End a wait that is too long.
+
+        One timer for the whole exchange, set again when it fires: a timeout of its own for each
+        event of a stream would cost as much as relaying it.
+        """
+        self._timer = None
+        if self._waiter is None:
+            return  # nobody waits, the client is slow; the next wait starts the timer again
+        left_s = self._quiet_since + self._patience_s - self._loop.time()
+        if left_s > 0.0:
+            self._timer = self._loop.call_later(left_s, self._look_at_the_clock)
+            return
+        message = f"The replica sent nothing for {self._patience_s:g} s."
+        self._broken = ReplicaTimeout(message)
+        self._wake()
+
+    def _stop_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
@@ -138,6 +175,7 @@ class Connection(asyncio.Protocol):
         self._parser: httptools.HttpResponseParser | None = None
         self._headers: list[Header] = []
         self._num_header_bytes = 0
+        self._in_head = False  # the response's own headers are not whole yet
         self._until_close = False  # the body has no length and ends with the connection
         self._paused = False
 
@@ -158,7 +196,7 @@ class Connection(asyncio.Protocol):
         self._exchange = exchange
         self._parser = httptools.HttpResponseParser(self)
         self._headers, self._num_header_bytes, self.num_received_bytes = [], 0, 0
-        self._until_close = False
+        self._in_head, self._until_close = True, False
         exchange.on_start(self)
         # One write, so one segment where it fits: a small request meets no delayed ACK.
         self._transport.write(head + body)
@@ -196,8 +234,11 @@ class Connection(asyncio.Protocol):
         self.num_received_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:  # also wraps what a callback below raises
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            # The first also wraps what a callback below raises; the second is a 101.
             self._break("The replica sent what is not HTTP.")
+        if self._in_head and self.num_received_bytes > MAX_HEADER_BYTES:
+            self._break("The replica sent interim responses without end.")
 
     def eof_received(self) -> bool:
         """asyncio: the replica will send no more; close our side too."""
@@ -214,8 +255,15 @@ class Connection(asyncio.Protocol):
 
     # httptools
 
+    def on_message_begin(self) -> None:
+        """httptools: a response begins."""
+        if self._exchange is None:
+            self.abort()  # a second one in the same segment, which nobody asked for
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        """httptools: one header."""
+        """httptools: one header, or one trailer, which ends here."""
+        if not self._in_head:
+            return
         self._num_header_bytes += len(name) + len(value)
         if self._num_header_bytes > MAX_HEADER_BYTES:
             raise ValueError("too many header bytes")
@@ -227,6 +275,7 @@ class Connection(asyncio.Protocol):
             return
         status = self._parser.get_status_code()
         if status >= 200:
+            self._in_head = False
             names = {name for name, _ in self._headers}
             self._until_close = not names & {
                 b"content-length",

@@ -77,9 +77,11 @@ def request_headers(
 def response_headers(received: Sequence[Header]) -> list[Header]:
     """Return the headers of a replica's response that go to the client; Content-Length stays."""
     dropped = HOP_BY_HOP | _named_by_connection(received)
+    if not is_event_stream(received):
+        return [header for header in received if header[0] not in dropped]
+    dropped |= {b"x-accel-buffering"}
     headers = [header for header in received if header[0] not in dropped]
-    if is_event_stream(received) and first(received, b"x-accel-buffering") is None:
-        headers.append((b"x-accel-buffering", b"no"))  # nginx collects events otherwise
+    headers.append((b"x-accel-buffering", b"no"))  # nginx collects events otherwise
     return headers
 
 

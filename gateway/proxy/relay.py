@@ -13,6 +13,7 @@ from random import Random
 
 from gateway.api.asgi import ClientRequest, ClientResponse
 from gateway.errors import (
+    ConnectTimeout,
     GatewayError,
     NoEligibleReplica,
     ReplicaTimeout,
@@ -95,7 +96,6 @@ class Relay:
                     finally:
                         upstream.close()
                     return
-            raise NoEligibleReplica("No replica could be reached.")
         finally:
             self.book.end(placed.lease)
 
@@ -113,17 +113,20 @@ class Relay:
             response = await self.transport.request(replica.origin, upstream, self.deadlines)
         except ReplicaUnreachable as error:
             self.registry.failed(replica, error.reason, certain=True)
-            if others and not self.budget.take():
+            if others and self.budget.take():
+                record.retried(replica.replica_id, error.reason)
+                return None
+            if isinstance(error, ConnectTimeout):
                 raise
-            record.retried(replica.replica_id, error.reason)
-            return None
+            raise NoEligibleReplica("No replica could be reached.") from None
         except UpstreamError as error:
             self.registry.failed(replica, error.reason)
             raise
         if response.status not in NOT_BEGUN_STATUSES:
             return response
         self.registry.busy(replica, _retry_after_s(response.headers))
-        if not placed.has_free(others) or not self.budget.take():
+        free = placed.has_free(others) and not self.registry.is_busy(others[0])
+        if not free or not self.budget.take():
             return response
         record.retried(replica.replica_id, f"status_{response.status}")
         response.close()
@@ -162,6 +165,8 @@ class Relay:
         be told with a status of its own.
         """
         headers = response_headers(upstream.headers)
+        if upstream.status == 503 and first(upstream.headers, b"retry-after") is None:
+            headers.append((b"retry-after", b"1"))  # engines leave it out, and clients need it
         if self.decision_headers:
             headers += _decision_headers(placed)
         try:
@@ -184,7 +189,7 @@ class Relay:
             return
         if upstream.status in _FAILED_STATUSES:
             self.registry.failed(replica, f"status_{upstream.status}")
-        else:
+        elif upstream.status not in NOT_BEGUN_STATUSES:  # being full is neither good nor bad
             self.registry.succeeded(replica)
         await client.end()
 

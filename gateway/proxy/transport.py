@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from gateway.errors import ReplicaTimeout, ReplicaUnreachable, StreamBroken
+from gateway.errors import ConnectTimeout, ReplicaUnreachable, StreamBroken
 from gateway.proxy.connection import Connection, Exchange, Header
 
 # vLLM (uvicorn) closes idle connections after 5 s; ours must go first, or a POST meets a reset.
@@ -131,11 +131,14 @@ class Transport(Protocol):
 class HttpToolsTransport:
     """HTTP/1.1 over kept-alive connections, one request a connection at a time.
 
+    Made inside the running event loop.
+
     Args:
         now: Monotonic seconds.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
+        self._loop = asyncio.get_running_loop()
         self._now = now
         self._idle_by_origin: dict[Origin, list[Connection]] = {}
 
@@ -169,29 +172,28 @@ class HttpToolsTransport:
         self, origin: Origin, connection: Connection, head: bytes, body: bytes, deadlines: Deadlines
     ) -> UpstreamResponse:
         exchange = Exchange(
-            deadlines.first_byte_s, deadlines.idle_s, lambda: self._keep(origin, connection)
+            self._loop,
+            deadlines.first_byte_s,
+            deadlines.idle_s,
+            lambda: self._keep(origin, connection),
         )
         try:
             connection.start(exchange, head, body)
-            async with asyncio.timeout(deadlines.first_byte_s):
-                await exchange.headers_received()
-        except TimeoutError:
-            exchange.close()
-            message = f"The replica did not answer within {deadlines.first_byte_s:g} s."
-            raise ReplicaTimeout(message) from None
+            await exchange.headers_received()
         except BaseException:
             exchange.close()
             raise
         return exchange
 
     async def _connect(self, origin: Origin, connect_s: float) -> Connection:
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(connect_s):
-                _, connection = await loop.create_connection(
+                _, connection = await self._loop.create_connection(
                     Connection, origin.host, origin.port, ssl=origin.tls
                 )
-        except (OSError, TimeoutError):  # refused, reset, unresolved, not trusted, too slow
+        except TimeoutError:
+            raise ConnectTimeout("The replica could not be reached in time.") from None
+        except OSError:  # refused, reset, unresolved, not trusted
             raise ReplicaUnreachable("The replica could not be reached.") from None
         return connection
 

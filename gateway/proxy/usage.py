@@ -1,7 +1,7 @@
 """Reads the engine's own word on cached tokens out of a response that passes by. Pure.
 
-The bytes are not parsed and not held up: only the last few pieces are kept, and looked at once,
-when the response has ended.
+The bytes are not parsed and not held up: only the last pieces are kept, and looked at once, when
+the response has ended.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 # vLLM puts usage into the last event before [DONE], and behind the choices of a whole answer.
 _KEPT_PIECES = 4
+# Pieces can be as small as a byte, so at least this much is kept: ten times a usage event.
+_KEPT_BYTES = 4096
 _MARK = b'"usage":{'
 _DECODER = json.JSONDecoder()
 
@@ -29,11 +31,16 @@ class UsageReader:
     """Remembers the tail of a body and finds the usage in it."""
 
     def __init__(self) -> None:
-        self._tail: deque[bytes] = deque(maxlen=_KEPT_PIECES)
+        self._tail: deque[bytes] = deque()
+        self._num_bytes = 0
 
     def feed(self, piece: bytes) -> None:
         """Take the next piece of the body."""
-        self._tail.append(piece)
+        tail = self._tail
+        tail.append(piece)
+        self._num_bytes += len(piece)
+        while len(tail) > _KEPT_PIECES and self._num_bytes - len(tail[0]) >= _KEPT_BYTES:
+            self._num_bytes -= len(tail.popleft())
 
     def usage(self) -> Usage | None:
         """Return the last usage object, or None where the body told none.

@@ -160,6 +160,8 @@ class Registry:
             reason: In one word.
             certain: One is enough: nobody listens there.
         """
+        if replica.state is ReplicaState.EJECTED:
+            return  # one crash breaks many requests, and must not eject once for each
         replica.num_failures += 1
         on_probation = replica.num_ejections > 0
         if certain or on_probation or replica.num_failures >= self._ejection.failures:
@@ -172,6 +174,10 @@ class Registry:
     def busy(self, replica: Replica, for_s: float) -> None:
         """A replica said that it takes no more: ask others first for a while."""
         replica.busy_until = self._now() + min(for_s, MAX_BUSY_S)
+
+    def is_busy(self, replica_id: ReplicaId) -> bool:
+        """Return whether a replica said a moment ago that it takes no more."""
+        return self._replica_by_id[replica_id].busy_until > self._now()
 
     def probed_well(self, replica: Replica) -> None:
         """A probe went well: the replica is ready, unless it was ejected a moment ago."""

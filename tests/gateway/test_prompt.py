@@ -175,7 +175,7 @@ def executor():
 
 @pytest.mark.parametrize("inline_bytes", [0, 10**6], ids=["thread", "inline"])
 async def test_preparing_gives_ids_and_keys(tokenizer, executor, inline_bytes):
-    preparer = Preparer(tokenizer, executor, 5.0, inline_bytes)
+    preparer = Preparer(tokenizer, executor, 5.0, inline_bytes, 10**7)
     prompt = await preparer.prepare(completion(list(range(33))))
     assert (prompt.num_tokens, prompt.problem) == (33, None)
     assert len(prompt.keys(HashSpec("m", 16))) == 2
@@ -194,7 +194,7 @@ async def test_preparing_gives_ids_and_keys(tokenizer, executor, inline_bytes):
 )
 @pytest.mark.parametrize("inline_bytes", [0, 10**6], ids=["thread", "inline"])
 async def test_what_cannot_be_known_fails_open(tokenizer, executor, body, problem, inline_bytes):
-    prompt = await Preparer(tokenizer, executor, 5.0, inline_bytes).prepare(body)
+    prompt = await Preparer(tokenizer, executor, 5.0, inline_bytes, 10**7).prepare(body)
     assert (prompt.packed_tokens, prompt.problem) == (None, problem)
     assert prompt.num_tokens >= 1
     assert prompt.head_key() is not None
@@ -206,7 +206,7 @@ async def test_a_bug_in_a_template_fails_open(executor):
         def token_ids(self, body):
             raise ZeroDivisionError
 
-    prompt = await Preparer(Broken(), executor, 5.0, 0).prepare(chat(user("x")))
+    prompt = await Preparer(Broken(), executor, 5.0, 0, 10**7).prepare(chat(user("x")))
     assert prompt.problem == "failed"
 
 
@@ -218,13 +218,20 @@ async def test_a_slow_tokenizer_meets_its_deadline(executor):
             release.wait(10)
             return [1]
 
-    prompt = await Preparer(Slow(), executor, 0.05, 0).prepare(chat(user("x")))
+    prompt = await Preparer(Slow(), executor, 0.05, 0, 10**7).prepare(chat(user("x")))
     release.set()
     assert prompt.problem == "timeout"
 
 
+async def test_a_prompt_that_is_too_large_is_not_tokenized(tokenizer, executor):
+    preparer = Preparer(tokenizer, executor, 5.0, 0, max_bytes=1000)
+    prompt = await preparer.prepare(chat(user("x" * 2000)))
+    assert (prompt.problem, prompt.packed_tokens) == ("too_large", None)
+    assert prompt.head_key() is not None
+
+
 async def test_tenants_with_salts_have_different_heads(executor):
-    preparer = Preparer(None, executor, 1.0, 0)
+    preparer = Preparer(None, executor, 1.0, 0, 10**7)
     one = await preparer.prepare(chat(user("x"), cache_salt="a"))
     two = await preparer.prepare(chat(user("x"), cache_salt="b"))
     assert one.head_key() != two.head_key()

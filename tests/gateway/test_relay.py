@@ -6,12 +6,9 @@ import socket
 import struct
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from gateway.config.load import config_from_flags
-from tests.support.gateways import all_ready, quick, running
-from tests.support.replicas import ScriptedReplica, until
+from tests.support.replicas import until
 
 EVENT = b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n'
 USAGE = (
@@ -370,64 +367,6 @@ async def test_200_requests_at_once_spread_as_if_they_had_come_one_by_one(
     release.set()
     assert {answer.status_code for answer in await asyncio.gather(*burst)} == {200}
     assert await gateway.in_flight() == 0
-
-
-ENDINGS = ("answer", "stream", "reset", "half", "garbage", "silence", "refuse_body")
-
-
-@given(
-    endings=st.lists(st.sampled_from(ENDINGS), min_size=1, max_size=8),
-    client_stays=st.lists(st.booleans(), min_size=8, max_size=8),
-)
-@settings(
-    max_examples=25,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-def test_leases_end_exactly_once_whatever_happens(endings, client_stays):
-    asyncio.run(_random_endings(endings, client_stays))
-
-
-async def _random_endings(endings, client_stays):
-    todo = list(endings)
-    replica = await ScriptedReplica(lambda c: _end(c, todo.pop())).start()
-    config = quick(
-        config_from_flags([replica.url]), timeouts={"first_byte_s": 0.05, "idle_s": 0.05}
-    )
-    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
-    async with running(config) as gateway:
-        await until(lambda: all_ready(gateway))
-        for stays in client_stays[: len(endings)]:
-            reader, writer = await open_request(gateway, body)
-            if stays:
-                await reader.read(1)
-            writer.close()
-        await until(lambda: len(gateway.requests()) == len(endings))
-        assert await gateway.in_flight() == 0
-    await replica.stop()
-
-
-async def _end(conversation, how):
-    match how:
-        case "answer":
-            await conversation.answer(b"{}")
-        case "stream":
-            await streams(conversation)
-        case "reset":
-            conversation.reset()
-        case "half":
-            await conversation.start_stream()
-            await conversation.chunk(EVENT)
-            conversation.reset()
-        case "garbage":
-            await conversation.send(b"\x00\x01\x02 no http\r\n\r\n")
-        case "silence":
-            await conversation.client_left()
-        case "refuse_body":
-            await conversation.answer(
-                b"{}", status=b"413 Too Large", extra=b"connection: close\r\n"
-            )
-            conversation.writer.close()
 
 
 async def open_request(gateway, body, receive_buffer=None):
