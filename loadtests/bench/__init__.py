@@ -1,0 +1,1 @@
+"""CPU of a gateway per request and per streamed event, beside its peers (`make bench`)."""

@@ -1,0 +1,83 @@
+"""Asks a listener whether it lives, again and again, as an orchestrator would."""
+
+import http.client
+import threading
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+_INTERVAL_S: Final = 0.1
+# Kubernetes waits 1 s by default; waiting longer shows how late a late answer is.
+_TIMEOUT_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """What the probes of one listener met.
+
+    Attributes:
+        answered: Probes answered with 200.
+        failed: All others: another status, no connection, no answer in time.
+        p99_s: Seconds to an answer, the 99th percentile; None without an answer.
+    """
+
+    answered: int
+    failed: int
+    p99_s: float | None
+
+
+def p99(values: list[float]) -> float | None:
+    """Return the 99th percentile, so that one of 100 values lies above it; None for no values."""
+    ordered = sorted(values)
+    return ordered[int(0.99 * (len(ordered) - 1))] if ordered else None
+
+
+class Probes:
+    """Probes `/livez` of one listener while the block runs, a fresh connection each time.
+
+    Args:
+        port: Of the listener, on loopback.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._answers_s: list[float] = []
+        self._failed = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"livez {port}")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def found(self) -> Liveness:
+        """Return what was met; after the block."""
+        return Liveness(len(self._answers_s), self._failed, p99(self._answers_s))
+
+    def _run(self) -> None:
+        while not self._stop.wait(_INTERVAL_S):
+            started = time.monotonic()
+            if self._is_alive():
+                self._answers_s.append(time.monotonic() - started)
+            else:
+                self._failed += 1
+
+    def _is_alive(self) -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_TIMEOUT_S)
+        try:
+            connection.request("GET", "/livez")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
