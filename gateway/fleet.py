@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from gateway.config.models import GatewayConfig, ModelConfig, ReplicaConfig
+from gateway.config.models import GatewayConfig, ModelConfig
 from gateway.index.memory import MemoryIndex
 from gateway.kvevents.follow import Followers
 from gateway.kvevents.subscriber import Source
@@ -17,40 +17,42 @@ from gateway.observability.logging import EventLog
 from gateway.observability.metrics import Metrics
 from gateway.prompt.prepare import Preparer
 from gateway.prompt.tokenizer import PromptTokenizer, TokenizerUnavailable
-from gateway.proxy.tls import client_context
 from gateway.proxy.transport import Origin
+from gateway.replicas.discovery.base import Found
 from gateway.replicas.registry import Registry, Replica, ReplicaState
 from routing.load import LoadBook
 from routing.types import ReplicaId
 
 
-def build_replicas(config: GatewayConfig) -> Iterator[Replica]:
-    """Return every replica of a configuration, not yet probed.
+def replica_builder(
+    model: ModelConfig, tls: ssl.SSLContext
+) -> Callable[[ReplicaId, Found], Replica]:
+    """Return how a replica of a model is made of what a discovery found.
 
-    Raises:
-        TlsError: A model's TLS files cannot be used.
+    Args:
+        model: Its section of the configuration; a listed replica has its events there.
+        tls: How to speak TLS to those with an https address.
     """
-    for model in config.models:
-        tls = client_context(model.tls)
-        for replica in model.replicas:
-            yield _replica(model, replica, tls)
+    listed = {replica.url: replica for replica in model.replicas}
 
+    def build(replica_id: ReplicaId, found: Found) -> Replica:
+        section = listed.get(found.url)
+        events = section.kv_events if section is not None else "auto"
+        source = None
+        if not isinstance(events, str):
+            source = Source(events.endpoint, events.replay_endpoint, events.topic)
+        return Replica(
+            replica_id=replica_id,
+            model_key=model_key(model),
+            url=found.url,
+            origin=Origin.of(found.url, tls),
+            upstream_key=model.api_key.get_secret_value() if model.api_key else None,
+            configured_block_size=model.block_size,
+            configured_events=source,
+            read_events=events != "off",
+        )
 
-def _replica(model: ModelConfig, replica: ReplicaConfig, tls: ssl.SSLContext) -> Replica:
-    events = replica.kv_events
-    source = None
-    if not isinstance(events, str):
-        source = Source(events.endpoint, events.replay_endpoint, events.topic)
-    return Replica(
-        replica_id=ReplicaId(replica.id),
-        model_key=model_key(model),
-        url=replica.url,
-        origin=Origin.of(replica.url, tls),
-        upstream_key=model.api_key.get_secret_value() if model.api_key else None,
-        configured_block_size=model.block_size,
-        configured_events=source,
-        read_events=events != "off",
-    )
+    return build
 
 
 async def build_models(
@@ -100,10 +102,15 @@ class FleetView:
         self._followers = followers
         self._metrics = metrics
         self._now = now
+        self._shown: set[ReplicaId] = set()
 
     def refresh(self) -> None:
         """Bring the gauges up to date."""
         metrics, now = self._metrics, self._now()
+        current = {replica.replica_id for replica in self._registry}
+        for replica_id in self._shown - current:
+            metrics.forget_replica(replica_id)
+        self._shown = current
         for replica in self._registry:
             load = self._book.snapshot(replica.replica_id, now)
             metrics.replica.in_flight.labels(replica.replica_id).set(load.in_flight)

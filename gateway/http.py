@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -22,6 +23,7 @@ from gateway.errors import (
     GatewayError,
     HeadersTooLarge,
     InvalidRequest,
+    MethodNotAllowed,
     Overloaded,
     ReceiveTimeout,
 )
@@ -109,7 +111,13 @@ class LimitedProtocol(HttpToolsProtocol):
         """asyncio: bytes came."""
         if self.transport.is_closing():  # refused: whatever else it sends is of no interest
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as asked:
+            self._pass_over_upgrade(data[asked.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
         if not self._arriving:
             self._stop_arrival_timer()
         elif self._arrival_timer is None:  # a request that came in one piece needs none
@@ -142,7 +150,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """httptools: the headers are whole."""
         self._in_head = False
-        if self.transport.is_closing():
+        if self.parser.get_method() == b"CONNECT":
+            self._refuse(MethodNotAllowed("This is no proxy.", allowed="GET, POST"))
+        if self.transport.is_closing() or self.parser.should_upgrade():
             return
         super().on_headers_complete()
         # uvicorn has no seam for how a response is written, and nothing else is changed.
@@ -156,8 +166,20 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """httptools: the request is whole."""
         self._arriving = False
-        if not self.transport.is_closing():
+        if not (self.transport.is_closing() or self.parser.should_upgrade()):
             super().on_message_complete()
+
+    def _pass_over_upgrade(self, rest: bytes) -> None:
+        """Read a request again without its Upgrade, which is not offered here (RFC 9110, 7.8).
+
+        The parser would leave its body to the other protocol. Java's HttpClient, for one, asks for
+        h2c with the first request of a connection.
+        """
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        head = [b"%b %b HTTP/%b" % (method, self.url, version)]
+        head += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"\r\n".join(head) + b"\r\n\r\n" + rest)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """uvicorn: give a request to the application."""

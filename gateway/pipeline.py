@@ -124,6 +124,6 @@ class Pipeline:
 
     def _holder(self, response_id: str | None) -> ReplicaId:
         replica = self.relay.stored.replica(response_id or "")
-        if replica is None:
+        if replica is None or self.registry.get(replica) is None:
             raise ResponseNotFound("No replica is known to hold this response.")
         return replica

@@ -159,20 +159,21 @@ class Placer:
         """
         decision = self.decide(asked)
         asked.model.num_routed += 1
-        return Placed(self._book_asked(asked, decision.replica), asked, decision)
+        replica = self._registry[decision.replica]  # no wait since the decision: it is there
+        return Placed(self._book_asked(asked, replica), asked, decision)
 
     def follow(self, replica_id: ReplicaId) -> Placed:
         """Book a request that only this replica can answer, whatever its load."""
         return Placed(self._book.begin(replica_id, 0.0, 0, self._now()))
 
-    def move(self, placed: Placed, replica_id: ReplicaId) -> None:
+    def move(self, placed: Placed, replica: Replica) -> None:
         """Move a request's lease to another replica; to the same one changes nothing."""
-        if replica_id != placed.lease.replica and placed.asked is not None:
+        if replica.replica_id != placed.lease.replica and placed.asked is not None:
             self._book.end(placed.lease)
-            placed.lease = self._book_asked(placed.asked, replica_id)
+            placed.lease = self._book_asked(placed.asked, replica)
 
-    def _book_asked(self, asked: Asked, replica_id: ReplicaId) -> Lease:
-        replica = self._registry[replica_id]
+    def _book_asked(self, asked: Asked, replica: Replica) -> Lease:
+        replica_id = replica.replica_id
         match = asked.matches.get(replica_id, NO_MATCH)
         price = asked.model.cost.usable(match, asked.prompt.num_tokens)
         times = self._times

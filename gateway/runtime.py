@@ -22,7 +22,7 @@ from gateway.api.keyfile import load_all_keys, watch_keys
 from gateway.api.openai import PublicApi
 from gateway.api.public import build_public_app
 from gateway.config.models import GatewayConfig
-from gateway.fleet import FleetView, build_models, build_replicas
+from gateway.fleet import FleetView, build_models, replica_builder
 from gateway.http import ConnectionLimits, allowed_connections
 from gateway.index.memory import MemoryIndex
 from gateway.kvevents.follow import Followers
@@ -35,12 +35,16 @@ from gateway.pipeline import Pipeline
 from gateway.placement import Placer
 from gateway.proxy.relay import Relay
 from gateway.proxy.retry import RetryBudget
+from gateway.proxy.tls import client_context
 from gateway.proxy.transport import Deadlines, HttpToolsTransport
+from gateway.replicas.discovery.kinds import discoveries
 from gateway.replicas.health import Prober, ProbeTimes
+from gateway.replicas.membership import Membership
 from gateway.replicas.registry import Registry, Replica, ReplicaState
 from gateway.server import Server, bind, duplicates, url_of
 from gateway.stored import StoredResponses
 from routing.load import LoadBook
+from routing.types import ReplicaId
 
 # Predictions kept at most, in (block, replica) pairs: what 80 requests a second of 200 blocks
 # predict in the 120 s that a replica without events gets.
@@ -65,7 +69,7 @@ class Gateway:
         self._log = log
         self._metrics = Metrics()
         self._stopping = asyncio.Event()
-        self._replicas = list(build_replicas(config))
+        self._tls = [client_context(model.tls) for model in config.models]
         self._keys = load_all_keys(config.auth, os.environ)
         self._public_socket = bind(config.listen.host, config.listen.port)
         try:
@@ -105,14 +109,14 @@ class Gateway:
         executor = ThreadPoolExecutor(config.prepare.threads, "prepare")
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
         models = await build_models(config, executor, self._metrics, self._log)
-        registry = Registry(self._replicas, config.ejection, now, self._log_state)
+        registry = Registry((), config.ejection, now, self._log_state)
         index = MemoryIndex(config.index.max_blocks, MAX_PREDICTED, now)
         book = LoadBook()
         context = Context()
         stack.callback(context.destroy, linger=0)
         followers = Followers(index, context, config.index.max_blocks)
         stack.callback(followers.close)
-        self._start_probes(stack, models, registry, followers)
+        self._start_discovery(stack, models, registry, followers, book)
         placer = Placer(registry, book, index, config.index, Random(), now)
         relay = self._relay(stack, registry, book, placer)
         pipeline = Pipeline(models, registry, index, placer, relay, config, now)
@@ -160,9 +164,37 @@ class Gateway:
         admission = Admission(config.limits)
         return PublicApi(pipeline, others, keys, admission, observer, self._log, config)
 
-    def _start_probes(
-        self, stack: AsyncExitStack, models: Models, registry: Registry, followers: Followers
+    def _start_discovery(
+        self,
+        stack: AsyncExitStack,
+        models: Models,
+        registry: Registry,
+        followers: Followers,
+        book: LoadBook,
     ) -> None:
+        """Follow every model's discoveries; each replica is probed from when it joins."""
+        prober = self._prober(models, registry, followers)
+        probes: dict[ReplicaId, asyncio.Task[None]] = {}
+
+        def joined(replica: Replica) -> None:
+            name = f"probe {replica.replica_id}"
+            probes[replica.replica_id] = asyncio.create_task(prober.run(replica), name=name)
+
+        def left(replica: Replica) -> None:
+            probes.pop(replica.replica_id).cancel()
+            followers.unfollow(replica)
+            book.forget(replica.replica_id)
+
+        for model, tls in zip(self._config.models, self._tls, strict=True):
+            membership = Membership(registry, replica_builder(model, tls), joined, left)
+            found = discoveries(model, time.monotonic, Random())
+            for source, (kind, discovery) in enumerate(found):
+                following = membership.follow(source, discovery)
+                task = asyncio.create_task(following, name=f"discovery {kind}")
+                stack.callback(task.cancel)
+        stack.callback(lambda: [task.cancel() for task in probes.values()])
+
+    def _prober(self, models: Models, registry: Registry, followers: Followers) -> Prober:
         health = self._config.health
 
         def learned(replica: Replica, restarted: bool) -> None:
@@ -172,10 +204,7 @@ class Gateway:
         times = ProbeTimes(
             health.interval_s, health.timeout_s, health.failures_to_eject, health.metrics_interval_s
         )
-        prober = Prober(_control_client, registry, times, learned)
-        for replica in registry:
-            task = asyncio.create_task(prober.run(replica), name=f"probe {replica.replica_id}")
-            stack.callback(task.cancel)
+        return Prober(_control_client, registry, times, learned)
 
     async def _serve(self, public: Server, admin: Server) -> None:
         """Serve both listeners; the public one stops first, so that its drain can be watched."""

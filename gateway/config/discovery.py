@@ -97,8 +97,8 @@ class FileDiscoveryConfig(Section):
     """Replicas from a file that another program writes: YAML or JSON, a list of addresses.
 
     An item is an address, or a mapping of `url` and `name`. A broken or missing file changes
-    nothing. Rename a finished file over the old one: one that is written in place is read when it
-    has stood still for one interval.
+    nothing. Best rename a finished file over the old one: what is written in place may be half
+    written when it is seen, and counts one interval later.
     """
 
     kind: Literal["file"] = Field(description="Names this kind.")
@@ -109,8 +109,8 @@ class FileDiscoveryConfig(Section):
     )
     interval_s: Seconds = Field(
         0.5,
-        description="Seconds between two looks at the file's time, size and inode. Half a second "
-        "costs next to nothing and is soon enough for a new replica to help.",
+        description="Seconds between two looks at the file. Half a second costs next to nothing, "
+        "as only a changed file is parsed.",
     )
 
     @property

@@ -54,11 +54,19 @@ class Followers:
                 followed.stream.restart()
             if followed.source == source:
                 return
-            self._unfollow(replica, followed)
+            self._stop(replica, followed)
         elif restarted:
             self._index.clear(replica.replica_id, ())
         if source is not None:
             self._start(replica, source)
+
+    def unfollow(self, replica: Replica) -> None:
+        """Stop following a replica that is gone, and forget what it held."""
+        followed = self._followed_by_replica.get(replica.replica_id)
+        if followed is not None:
+            self._stop(replica, followed)
+        else:
+            self._index.clear(replica.replica_id, ())
 
     def close(self) -> None:
         """Stop all streams."""
@@ -79,7 +87,7 @@ class Followers:
         task = asyncio.create_task(stream.run(self._context))
         self._followed_by_replica[replica.replica_id] = _Followed(source, stream, task)
 
-    def _unfollow(self, replica: Replica, followed: _Followed) -> None:
+    def _stop(self, replica: Replica, followed: _Followed) -> None:
         followed.task.cancel()
         followed.stream.restart()
         replica.follows_events = False

@@ -55,9 +55,9 @@ class EventLog:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    # How we cut a broken answer short, so that its length is seen to be wrong; our own line about
-    # the request says it better.
-    return not record.getMessage().startswith("ASGI callable returned without completing")
+    # How we cut a broken answer short, so that its length is seen to be wrong, and how a request
+    # ends whose client left before it got anything; our own line about the request says it better.
+    return not record.getMessage().startswith("ASGI callable returned without ")
 
 
 def configure(level: str) -> EventLog:

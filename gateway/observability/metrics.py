@@ -167,6 +167,13 @@ class Metrics:
         self.replica = ReplicaMetrics(self._registry)
         self.index = IndexMetrics(self._registry)
 
+    def forget_replica(self, replica: str) -> None:
+        """Drop the gauges of a replica that is gone; what was counted stays."""
+        for group in (self.replica, self.index):
+            for metric in vars(group).values():
+                if isinstance(metric, Gauge) and "replica" in metric._labelnames:  # noqa: SLF001 - no accessor
+                    metric.remove_by_labels({"replica": replica})
+
     def page(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
         return generate_latest(self._registry)

@@ -85,8 +85,10 @@ class Relay:
         try:
             order = placed.order[: self.max_tries]
             for position, replica_id in enumerate(order):
-                self.placer.move(placed, replica_id)
-                replica = self.registry[replica_id]
+                replica = self.registry.get(replica_id)
+                if replica is None:
+                    continue  # it left after the decision
+                self.placer.move(placed, replica)
                 record.tried(replica_id)
                 others = order[position + 1 :]
                 upstream = await self._try(request, replica, placed, others, record)
@@ -96,6 +98,7 @@ class Relay:
                     finally:
                         upstream.close()
                     return
+            raise NoEligibleReplica("The chosen replicas are gone.")
         finally:
             self.book.end(placed.lease)
 
@@ -125,7 +128,7 @@ class Relay:
         if response.status not in NOT_BEGUN_STATUSES:
             return response
         self.registry.busy(replica, _retry_after_s(response.headers))
-        free = placed.has_free(others) and not self.registry.is_busy(others[0])
+        free = placed.has_free(others) and self.registry.is_free(others[0])
         if not free or not self.budget.take():
             return response
         record.retried(replica.replica_id, f"status_{response.status}")

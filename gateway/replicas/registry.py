@@ -23,6 +23,8 @@ class ReplicaState(StrEnum):
     STARTING = "starting"  # not yet seen healthy
     READY = "ready"
     EJECTED = "ejected"  # it was ready and does not answer
+    DRAINING = "draining"  # its platform wants no new requests there: it is going, or not well
+    GONE = "gone"  # no discovery names it any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Replica:
         since: When the state began, monotonic seconds.
         facts: What it last said about itself.
         follows_events: Whether its KV events are being read: then its entries are precise.
+        wanted: Whether its platform wants requests there; no probe makes it ready otherwise.
         busy_until: It said 429 or 503; until then others are asked first, monotonic seconds.
         num_failures: Failed requests in a row.
         num_ejections: Ejections in a row without a good request in between.
@@ -85,6 +88,7 @@ class Replica:
     since: float = 0.0
     facts: ReplicaFacts = field(default_factory=ReplicaFacts)
     follows_events: bool = False
+    wanted: bool = True
     busy_until: float = 0.0
     num_failures: int = 0
     num_ejections: int = 0
@@ -102,10 +106,10 @@ class Replica:
 
 
 class Registry:
-    """All configured replicas.
+    """All known replicas.
 
     Args:
-        replicas: The fleet.
+        replicas: Those to begin with.
         ejection: When failed requests take a replica out, and for how long.
         now: Monotonic seconds.
         on_change: Told of every change of a replica's state, after it.
@@ -118,21 +122,35 @@ class Registry:
         now: Callable[[], float],
         on_change: Callable[[Replica], None],
     ) -> None:
-        self._replica_by_id = {replica.replica_id: replica for replica in replicas}
+        self._replica_by_id: dict[ReplicaId, Replica] = {}
         self._replicas_by_model: dict[str, list[Replica]] = {}
-        for replica in self:
-            self._replicas_by_model.setdefault(replica.model_key, []).append(replica)
         self._ejection = ejection
         self._now = now
-        for replica in self:
-            replica.since = now()
         self._on_change = on_change
+        for replica in replicas:
+            self.add(replica)
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(self._replica_by_id.values())
 
     def __getitem__(self, replica_id: ReplicaId) -> Replica:
         return self._replica_by_id[replica_id]
+
+    def get(self, replica_id: ReplicaId) -> Replica | None:
+        """Return a replica, or None where it is gone."""
+        return self._replica_by_id.get(replica_id)
+
+    def add(self, replica: Replica) -> None:
+        """Take a replica in; its id must be new."""
+        replica.since = self._now()
+        self._replica_by_id[replica.replica_id] = replica
+        self._replicas_by_model.setdefault(replica.model_key, []).append(replica)
+
+    def remove(self, replica: Replica) -> None:
+        """Let a replica go. Requests that it still answers end by themselves."""
+        del self._replica_by_id[replica.replica_id]
+        self._replicas_by_model[replica.model_key].remove(replica)
+        self.set_state(replica, ReplicaState.GONE, "not_discovered")
 
     def of_model(self, model_key: str) -> Sequence[Replica]:
         """Return all replicas of a model, in any state."""
@@ -175,13 +193,14 @@ class Registry:
         """A replica said that it takes no more: ask others first for a while."""
         replica.busy_until = self._now() + min(for_s, MAX_BUSY_S)
 
-    def is_busy(self, replica_id: ReplicaId) -> bool:
-        """Return whether a replica said a moment ago that it takes no more."""
-        return self._replica_by_id[replica_id].busy_until > self._now()
+    def is_free(self, replica_id: ReplicaId) -> bool:
+        """Return whether a replica is there and did not say a moment ago that it takes no more."""
+        replica = self._replica_by_id.get(replica_id)
+        return replica is not None and replica.busy_until <= self._now()
 
     def probed_well(self, replica: Replica) -> None:
         """A probe went well: the replica is ready, unless it was ejected a moment ago."""
-        if self._now() >= replica.ejected_until:
+        if replica.wanted and self._now() >= replica.ejected_until:
             self.set_state(replica, ReplicaState.READY, "healthy")
 
     def set_state(self, replica: Replica, state: ReplicaState, reason: str) -> None:

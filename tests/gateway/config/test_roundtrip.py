@@ -62,6 +62,31 @@ cost = st.fixed_dictionaries(
         "l2_token_s": costs,
     },
 )
+
+
+def discoveries(of_model: int) -> st.SearchStrategy[list[dict[str, Any]]]:
+    """Sections that no other model has."""
+    file = st.fixed_dictionaries(
+        {"kind": st.just("file"), "path": st.just(f"/{of_model}")}, optional={"interval_s": seconds}
+    )
+    dns = st.fixed_dictionaries(
+        {"kind": st.just("dns"), "host": st.just(f"Model{of_model}.test.")},
+        optional={"stale_s": seconds, "servers": st.just(["10.0.0.1", "[::1]:53"])},
+    ).flatmap(lambda section: st.sampled_from([{"port": 1}, {"service": "a"}]).map(section.__or__))
+    kubernetes = st.fixed_dictionaries(
+        {
+            "kind": st.just("kubernetes"),
+            "selector": st.just(f"model={of_model}"),
+            "port": st.one_of(ports, st.just("http")),
+        }
+    )
+    return st.lists(
+        st.one_of(file, dns, kubernetes),
+        max_size=3,
+        unique_by=lambda one: json.dumps(one, sort_keys=True),
+    )
+
+
 headers = st.dictionaries(st.sampled_from(["x-a", "x-b", "null"]), names, min_size=1)
 
 
@@ -89,6 +114,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
             "replicas": [
                 {"url": url, "kv_events": draw(kv_events)} for url in urls[i :: len(model_names)]
             ],
+            "discovery": draw(discoveries(i)),
         }
         for i, name in enumerate(model_names)
     ]

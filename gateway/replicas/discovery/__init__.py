@@ -1,0 +1,1 @@
+"""Discovery: which replicas a model has, one file for each place that knows."""
