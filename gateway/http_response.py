@@ -51,7 +51,9 @@ class ResponseCycle(RequestResponseCycle):
         start, self._start = self._start, None
         head = self._head(start) if start is not None else b""
         more = message.get("more_body", False)
-        self.transport.write(head + self._framed(message.get("body", b""), more=more))
+        data = head + self._framed(message.get("body", b""), more=more)
+        if data:
+            self.transport.write(data)
         if not more:
             self._complete()
 

@@ -119,13 +119,23 @@ class WhileConnected:
     The request must have been read whole: from then on ASGI's receive tells only the end, of the
     connection or of our own answer.
 
+    Args:
+        loop: The running one; asking for it is a system call on Python 3.11.
+
     Raises:
         ClientLeft: From the block, when the client left.
     """
 
-    __slots__ = ("_client", "_left", "_receive", "_register", "_task", "_watcher")
+    __slots__ = ("_client", "_left", "_loop", "_receive", "_register", "_task", "_watcher")
 
-    def __init__(self, scope: Scope, receive: Receive, client: ClientResponse) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        scope: Scope,
+        receive: Receive,
+        client: ClientResponse,
+    ) -> None:
+        self._loop = loop
         self._register = scope.get("state", {}).get(ON_DISCONNECT)
         self._receive = receive
         self._client = client
@@ -134,7 +144,7 @@ class WhileConnected:
         self._watcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> None:
-        self._task = asyncio.current_task()
+        self._task = asyncio.current_task(self._loop)
         if self._register is not None:
             self._register(self._leave)
         else:

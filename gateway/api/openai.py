@@ -41,7 +41,7 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class PublicApi:
-    """The ASGI application of the public listener.
+    """The ASGI application of the public listener. Made inside the running event loop.
 
     Args:
         pipeline: Serves the routed paths.
@@ -68,6 +68,7 @@ class PublicApi:
         self._admission = admission
         self._observer = observer
         self._log = log
+        self._loop = asyncio.get_running_loop()
         self._rng = Random()  # for request ids, which are unique and not secret
         self._cors = Cors(config.cors)
         self._max_body_bytes = config.limits.max_body_bytes
@@ -138,7 +139,7 @@ class PublicApi:
         record: RequestRecord,
     ) -> None:
         request = await read_request(scope, receive, caller, self._max_body_bytes)
-        async with WhileConnected(scope, receive, client):
+        async with WhileConnected(self._loop, scope, receive, client):
             await self._admission.enter(caller.name)
             try:
                 handled = self._pipeline.handle(request, endpoint, client, record)

@@ -55,6 +55,11 @@ class Exchange:
         self._quiet_since = loop.time()
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def ended(self) -> bool:
+        """Whether all of the body was read."""
+        return self._complete and not self._chunks
+
     async def headers_received(self) -> None:
         """Wait for status and headers.
 

@@ -179,10 +179,11 @@ class Relay:
             self.stored.note(piece, replica.replica_id)
             if not client.status:
                 await client.start(upstream.status, headers)
-            while piece:
-                record.usage.feed(piece)
+            record.usage.feed(piece)
+            while not upstream.ended:
                 await client.write(piece)
                 piece = await upstream.read()
+                record.usage.feed(piece)
         except (StreamBroken, ReplicaTimeout) as error:
             self.registry.failed(replica, error.reason)
             if not client.status:
@@ -194,7 +195,7 @@ class Relay:
             self.registry.failed(replica, f"status_{upstream.status}")
         elif upstream.status not in NOT_BEGUN_STATUSES:  # being full is neither good nor bad
             self.registry.succeeded(replica)
-        await client.end()
+        await client.end(piece)  # the last piece and the end in one write
 
     async def _first_piece(
         self, upstream: UpstreamResponse, headers: Sequence[Header], client: ClientResponse

@@ -94,6 +94,11 @@ class UpstreamResponse(Protocol):
         """Headers as received, in order, names in lower case."""
         ...
 
+    @property
+    def ended(self) -> bool:
+        """Whether all of the body was read: the next `read` would return nothing."""
+        ...
+
     async def read(self) -> bytes:
         """Return the next piece of the body as it came from the wire; b"" at its end.
 

@@ -65,6 +65,12 @@ RULES = (
         "the pipeline knows nothing of the web framework",
     ),
     Rule(
+        "dns",
+        GATEWAY,
+        ("gateway/replicas/discovery/dns.py",),
+        "a gateway without DNS discovery never loads its client",
+    ),
+    Rule(
         "uvicorn",
         GATEWAY,
         ("gateway/server.py", "gateway/http.py", "gateway/http_response.py"),
