@@ -39,7 +39,7 @@ class ResponseCycle(RequestResponseCycle):
         """ASGI: a part of the response."""
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
-        if self.disconnected:
+        if self.disconnected or self.transport.is_closing():  # uvloop raises where asyncio drops
             return
         if message["type"] == "http.response.start":
             self.response_started = True

@@ -113,14 +113,16 @@ class Pipeline:
     async def _look_up(
         self, keys: KeysByBlockSize, record: RequestRecord
     ) -> Mapping[ReplicaId, PrefixMatch]:
-        if not self.index.waits:
-            return await self.index.lookup(keys)
         try:
+            if not self.index.waits:
+                return await self.index.lookup(keys)
             async with asyncio.timeout(self.config.index.lookup_timeout_s):
                 return await self.index.lookup(keys)
         except TimeoutError:
             record.lookup_timed_out = True
-            return {}
+        except Exception:  # noqa: BLE001 - fail open: an index may be behind a network
+            record.lookup_failed = True
+        return {}
 
     def _holder(self, response_id: str | None) -> ReplicaId:
         replica = self.relay.stored.replica(response_id or "")

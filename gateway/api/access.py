@@ -126,8 +126,9 @@ def _presented(headers: Sequence[Header]) -> bytes:
     `Authorization: Bearer KEY` decides where it is there, else `x-api-key: KEY` (Anthropic's
     clients). Two of the same header could be read in two ways, so they are refused.
     """
-    authorization = [value for name, value in headers if name == b"authorization"]
-    api_key = [value for name, value in headers if name == b"x-api-key"]
+    # White space around a value is not part of it (RFC 9110, 5.5); the parser leaves it behind.
+    authorization = [v.strip(b" \t") for name, v in headers if name == b"authorization"]
+    api_key = [v.strip(b" \t") for name, v in headers if name == b"x-api-key"]
     if len(authorization) > 1 or len(api_key) > 1:
         raise Unauthorized("Send one API key.")
     if authorization:

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
+from gateway.api import openapi
 from gateway.api.asgi import ClientRequest
 from gateway.api.endpoints import find
 from gateway.errors import GatewayError, PathNotFound
@@ -29,12 +30,16 @@ def build_admin_app(
         metrics: For /metrics.
         max_body_bytes: Of a body to explain.
     """
-    app = FastAPI(title="Warmroute admin")
+    app = FastAPI(title="Warmroute admin", docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.get("/metrics")
     async def metrics_page() -> Response:
         view.refresh()
         return Response(metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/admin/openapi.json")
+    async def public_api() -> dict[str, Any]:
+        return openapi.document()
 
     @app.get("/admin/status")
     async def fleet_status() -> dict[str, Any]:

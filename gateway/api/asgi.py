@@ -155,8 +155,9 @@ class WhileConnected:
             self._register(None)
         elif self._watcher is not None:
             self._watcher.cancel()
+        task, self._task = self._task, None  # whoever says from now on that it left is too late
         cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
-        if cancelled and self._left and self._task is not None and self._task.uncancel() == 0:
+        if cancelled and self._left and task is not None and task.uncancel() == 0:
             raise ClientLeft from None
 
     async def _watch(self) -> None:
@@ -165,7 +166,8 @@ class WhileConnected:
         self._leave()
 
     def _leave(self) -> None:
-        if not self._client.ended and self._task is not None:
+        # Once: a second cancel would stay on the task when the first one has become ClientLeft.
+        if not self._client.ended and not self._left and self._task is not None:
             self._left = True
             self._task.cancel()
 

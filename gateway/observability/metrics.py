@@ -86,6 +86,11 @@ class RequestMetrics(_Group):
         self.lookup_timeouts = self._counter(
             "lookup_timeouts", "Index look-ups that missed their deadline.", ""
         )
+        self.lookup_failures = self._counter(
+            "lookup_failures",
+            "Index look-ups that failed; requests went on without matches.",
+            "",
+        )
         self.retries = self._counter(
             "retries", "Requests that moved on to the next replica, by why.", "replica reason"
         )

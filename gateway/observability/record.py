@@ -42,6 +42,7 @@ class RequestRecord:
     error: str | None = None
     client_left: bool = False
     lookup_timed_out: bool = False
+    lookup_failed: bool = False
     usage: UsageReader = field(default_factory=UsageReader)
     step_s: dict[str, float] = field(default_factory=dict)
     ttft_s: float | None = None
@@ -125,6 +126,8 @@ class Observer:
             self._of(metrics.prepare_problems, record.model, record.prompt.problem).inc()
         if record.lookup_timed_out:
             metrics.lookup_timeouts.inc()
+        if record.lookup_failed:
+            metrics.lookup_failures.inc()
         for replica, reason in record.retries:
             self._of(metrics.retries, replica, reason).inc()
         if record.error is not None:

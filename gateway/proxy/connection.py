@@ -181,6 +181,7 @@ class Connection(asyncio.Protocol):
         self._headers: list[Header] = []
         self._num_header_bytes = 0
         self._in_head = False  # the response's own headers are not whole yet
+        self._bodiless = False  # the request was a HEAD
         self._until_close = False  # the body has no length and ends with the connection
         self._paused = False
 
@@ -190,8 +191,14 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         return transport is not None and not transport.is_closing() and self._exchange is None
 
-    def start(self, exchange: Exchange, head: bytes, body: bytes) -> None:
+    def start(self, exchange: Exchange, head: bytes, body: bytes, *, bodiless: bool) -> None:
         """Send a request whose response goes to `exchange`.
+
+        Args:
+            exchange: Takes the response.
+            head: Request line and headers.
+            body: May be empty.
+            bodiless: The response ends with its headers, whatever length they tell: to a HEAD.
 
         Raises:
             StreamBroken: The connection is closed already.
@@ -201,7 +208,7 @@ class Connection(asyncio.Protocol):
         self._exchange = exchange
         self._parser = httptools.HttpResponseParser(self)
         self._headers, self._num_header_bytes, self.num_received_bytes = [], 0, 0
-        self._in_head, self._until_close = True, False
+        self._in_head, self._until_close, self._bodiless = True, False, bodiless
         exchange.on_start(self)
         # One write, so one segment where it fits: a small request meets no delayed ACK.
         self._transport.write(head + body)
@@ -287,6 +294,8 @@ class Connection(asyncio.Protocol):
                 b"transfer-encoding",
             } and status not in (204, 304)
             self._exchange.on_headers(status, self._headers)
+            if self._bodiless:
+                self._finish(reusable=False)  # the parser would wait for a body
 
     def on_body(self, body: bytes) -> None:
         """httptools: a piece of the body, without its framing."""

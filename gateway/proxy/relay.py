@@ -179,11 +179,10 @@ class Relay:
             self.stored.note(piece, replica.replica_id)
             if not client.status:
                 await client.start(upstream.status, headers)
-            record.usage.feed(piece)
             while not upstream.ended:
                 await client.write(piece)
-                piece = await upstream.read()
                 record.usage.feed(piece)
+                piece = await upstream.read()
         except (StreamBroken, ReplicaTimeout) as error:
             self.registry.failed(replica, error.reason)
             if not client.status:
@@ -196,6 +195,7 @@ class Relay:
         elif upstream.status not in NOT_BEGUN_STATUSES:  # being full is neither good nor bad
             self.registry.succeeded(replica)
         await client.end(piece)  # the last piece and the end in one write
+        record.usage.feed(piece)
 
     async def _first_piece(
         self, upstream: UpstreamResponse, headers: Sequence[Header], client: ClientResponse

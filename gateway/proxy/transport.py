@@ -159,12 +159,12 @@ class HttpToolsTransport:
         connection = self._take_idle(origin)
         if connection is not None:
             try:
-                return await self._exchange(origin, connection, head, request.body, deadlines)
+                return await self._exchange(origin, connection, head, request, deadlines)
             except StreamBroken:
                 if connection.num_received_bytes:
                     raise
         connection = await self._connect(origin, deadlines.connect_s)
-        return await self._exchange(origin, connection, head, request.body, deadlines)
+        return await self._exchange(origin, connection, head, request, deadlines)
 
     def close(self) -> None:
         """Close all idle connections."""
@@ -174,7 +174,12 @@ class HttpToolsTransport:
         self._idle_by_origin.clear()
 
     async def _exchange(
-        self, origin: Origin, connection: Connection, head: bytes, body: bytes, deadlines: Deadlines
+        self,
+        origin: Origin,
+        connection: Connection,
+        head: bytes,
+        request: UpstreamRequest,
+        deadlines: Deadlines,
     ) -> UpstreamResponse:
         exchange = Exchange(
             self._loop,
@@ -183,7 +188,7 @@ class HttpToolsTransport:
             lambda: self._keep(origin, connection),
         )
         try:
-            connection.start(exchange, head, body)
+            connection.start(exchange, head, request.body, bodiless=request.method == b"HEAD")
             await exchange.headers_received()
         except BaseException:
             exchange.close()

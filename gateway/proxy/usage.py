@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 # vLLM puts usage into the last event before [DONE], and behind the choices of a whole answer.
 _KEPT_PIECES = 4
 # Pieces can be as small as a byte, so at least this much is kept: ten times a usage event.
 _KEPT_BYTES = 4096
 _MARK = b'"usage":{'
+# What a metric, a float, holds exactly.
+_MAX_COUNT = 2**53
 _DECODER = json.JSONDecoder()
 
 
@@ -57,9 +60,15 @@ class UsageReader:
             details = found.get("prompt_tokens_details") or {}
             cached = details.get("cached_tokens")
             return Usage(
-                prompt_tokens=int(found.get("prompt_tokens") or 0),
-                completion_tokens=int(found.get("completion_tokens") or 0),
-                cached_tokens=None if cached is None else int(cached),
+                prompt_tokens=_count(found.get("prompt_tokens") or 0),
+                completion_tokens=_count(found.get("completion_tokens") or 0),
+                cached_tokens=None if cached is None else _count(cached),
             )
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             return None  # cut by the tail, or not an engine that we know
+
+
+def _count(number: Any) -> int:
+    if not isinstance(number, int) or not 0 <= number <= _MAX_COUNT:
+        raise ValueError("no count of tokens")
+    return number

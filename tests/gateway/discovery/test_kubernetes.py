@@ -84,6 +84,7 @@ async def test_it_lists_and_watches_from_there_by_label_in_the_contexts_namespac
 
 
 async def test_a_namespace_of_the_section_is_the_one_that_is_asked(cluster, discovery, tmp_path):
+    built = discovery(namespace=NAMESPACE)
     # The test server knows only this one; the kubeconfig's own is another.
     file = tmp_path / "kubeconfig"
     text = file.read_text(encoding="utf-8")
@@ -205,6 +206,14 @@ async def test_the_server_may_ask_for_a_longer_pause_within_bounds(
     async with following(discovery(times)) as follower:
         await follower.sees(cluster.truth())
     assert [pause_s for pause_s in pauses if pause_s > 1] == [7.0, 30.0]
+
+
+async def test_proxies_of_the_environment_are_for_the_way_out(cluster, discovery, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    async with following(discovery()) as follower:
+        await follower.sees(cluster.truth())
 
 
 async def test_a_service_that_is_not_there_is_told(api, discovery):
