@@ -15,13 +15,13 @@ from gateway.api.endpoints import Endpoint
 from gateway.config.models import GatewayConfig
 from gateway.errors import ResponseNotFound
 from gateway.index.base import PrefixIndex
-from gateway.models import Models
+from gateway.models import Model, Models
 from gateway.observability.record import RequestRecord
 from gateway.placement import Asked, KeysByBlockSize, Placer, prompt_keys, session_of
 from gateway.prompt.body import BodyKind, RequestBody, read_body, splice_cache_salt
 from gateway.proxy.headers import first
 from gateway.proxy.relay import Relay
-from gateway.replicas.registry import Registry
+from gateway.replicas.registry import Registry, Replica, ReplicaState
 from gateway.tenancy import tenant_salt
 from routing.types import PrefixMatch, ReplicaId
 
@@ -62,7 +62,7 @@ class Pipeline:
             request.caller.check_model(body.model)
             request, body = self.isolate(request, body)
             asked = await self.ask(request, body, record)
-            placed = self.placer.place(asked)
+            placed = self.placer.place(asked, self._home(request, asked.model))
             record.decided(placed.decision, self.now())
         await self.relay.forward(request, placed, client, record)
 
@@ -91,6 +91,13 @@ class Pipeline:
         if isolation.inject_cache_salt:
             request = replace(request, body=splice_cache_salt(request.body, salt))
         return request, body.salted(salt)
+
+    def _home(self, request: ClientRequest, model: Model) -> Replica | None:
+        """Return the replica that opened the request's session, as long as it lives."""
+        home = self.registry.get(self.relay.stored.session(request.headers) or ReplicaId(""))
+        if home is None or home.model_key != model.key or home.state is not ReplicaState.READY:
+            return None
+        return home
 
     async def ask(self, request: ClientRequest, body: RequestBody, record: RequestRecord) -> Asked:
         """Gather what a decision needs: the model, its route, token ids, block keys and matches.
@@ -125,7 +132,7 @@ class Pipeline:
         return {}
 
     def _holder(self, response_id: str | None) -> ReplicaId:
-        replica = self.relay.stored.replica(response_id or "")
+        replica = self.relay.stored.response(response_id or "")
         if replica is None or self.registry.get(replica) is None:
             raise ResponseNotFound("No replica is known to hold this response.")
         return replica

@@ -80,16 +80,22 @@ class Placed:
     Attributes:
         asked: What the decision knew; None for a request that only one replica can answer.
         decision: None likewise.
+        home: The replica that opened the request's session: tried first, whatever its load.
     """
 
     lease: Lease
     asked: Asked | None = None
     decision: Decision | None = None
+    home: ReplicaId | None = None
 
     @property
     def order(self) -> Sequence[ReplicaId]:
         """Replicas to try, in order."""
-        return [self.lease.replica] if self.decision is None else self.decision.order
+        if self.decision is None:
+            return [self.lease.replica]
+        if self.home is None:
+            return self.decision.order
+        return [self.home, *(other for other in self.decision.order if other != self.home)]
 
     @property
     def match(self) -> PrefixMatch:
@@ -151,16 +157,22 @@ class Placer:
         ]
         return asked.route.router.decide(_query(asked, replicas), candidates, self._rng)
 
-    def place(self, asked: Asked) -> Placed:
+    def place(self, asked: Asked, home: Replica | None = None) -> Placed:
         """Decide, and book the request on the chosen replica in the same step.
+
+        Args:
+            asked: What is known about the request.
+            home: Has its session's state, and so comes first; the decision says who is next.
 
         Raises:
             NoEligibleReplica: As `decide`.
         """
         decision = self.decide(asked)
         asked.model.num_routed += 1
-        replica = self._registry[decision.replica]  # no wait since the decision: it is there
-        return Placed(self._book_asked(asked, replica), asked, decision)
+        # No wait since the decision: the chosen one is there.
+        replica = home or self._registry[decision.replica]
+        lease = self._book_asked(asked, replica)
+        return Placed(lease, asked, decision, home.replica_id if home else None)
 
     def follow(self, replica_id: ReplicaId) -> Placed:
         """Book a request that only this replica can answer, whatever its load."""

@@ -42,7 +42,7 @@ from gateway.replicas.health import Prober, ProbeTimes
 from gateway.replicas.membership import Membership
 from gateway.replicas.registry import Registry, Replica, ReplicaState
 from gateway.server import Server, bind, duplicates, url_of
-from gateway.stored import StoredResponses
+from gateway.stored import Stored
 from routing.load import LoadBook
 from routing.types import ReplicaId
 
@@ -142,7 +142,7 @@ class Gateway:
             book=book,
             placer=placer,
             transport=transport,
-            stored=StoredResponses(),
+            stored=Stored(),
             budget=RetryBudget(config.retries.budget_ratio),
             deadlines=Deadlines(times.connect_s, times.first_byte_s, times.idle_s),
             heartbeat_s=times.heartbeat_s,

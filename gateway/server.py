@@ -102,6 +102,12 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=max(1, round(drain_s)),
             )
         )
+        self._stopping = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """uvicorn: serve until `stop`. Its own loop wakes up ten times a second to look."""
+        await self.on_tick(0)
+        await self._stopping.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -111,3 +117,4 @@ class Server(uvicorn.Server):
     def stop(self) -> None:
         """Accept no further connections, let running requests end, then return from `serve`."""
         self.should_exit = True
+        self._stopping.set()

@@ -1,10 +1,12 @@
-"""Which replica holds which stored response of the Responses API."""
+"""What only one replica has: stored responses, and sessions that a model container opened."""
 
 from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Sequence
 
+from gateway.proxy.headers import Header, first
 from routing.types import ReplicaId
 
 # As many as an engine keeps in memory by any sensible measure; the oldest are forgotten first.
@@ -13,23 +15,40 @@ MAX_RESPONSES = 100_000
 # vLLM's ids; they stand in the first bytes of a whole answer and of a stream's first event.
 _RESPONSE_ID = re.compile(rb'"id":\s*"(resp_[A-Za-z0-9_-]{1,123})"')
 _LOOKED_AT_BYTES = 4096
+# SageMaker's stateful sessions: a container names a new one in this header of its answer, as
+# `ID; Expires=...`, and clients send the id with each later request.
+_NEW_SESSION = b"x-amzn-sagemaker-new-session-id"
+_SESSION = b"x-amzn-sagemaker-session-id"
+MAX_SESSION_BYTES = 256  # SageMaker's own limit
 
 
-class StoredResponses:
-    """Response ids and the replicas that made them, bounded."""
+class Stored:
+    """Ids of responses and sessions, and the replicas that made them, bounded."""
 
     def __init__(self) -> None:
-        self._replica_by_id: OrderedDict[str, ReplicaId] = OrderedDict()
+        self._replica_by_id: OrderedDict[bytes, ReplicaId] = OrderedDict()
 
-    def note(self, first_piece: bytes, replica: ReplicaId) -> None:
-        """Note the response whose answer begins with these bytes."""
+    def note(self, headers: Sequence[Header], first_piece: bytes, replica: ReplicaId) -> None:
+        """Note what an answer with these headers and first bytes left on its replica."""
+        opened = first(headers, _NEW_SESSION)
+        if opened is not None:
+            session = opened.partition(b";")[0].strip()
+            if 0 < len(session) <= MAX_SESSION_BYTES:
+                self._keep(b"session " + session, replica)
         found = _RESPONSE_ID.search(first_piece[:_LOOKED_AT_BYTES])
-        if found is None:
-            return
-        self._replica_by_id[found[1].decode()] = replica
+        if found is not None:
+            self._keep(b"response " + found[1], replica)
+
+    def response(self, response_id: str) -> ReplicaId | None:
+        """Return who holds a response, or None."""
+        return self._replica_by_id.get(b"response " + response_id.encode())
+
+    def session(self, headers: Sequence[Header]) -> ReplicaId | None:
+        """Return who opened the session that a request names, or None."""
+        named = first(headers, _SESSION)
+        return None if named is None else self._replica_by_id.get(b"session " + named)
+
+    def _keep(self, key: bytes, replica: ReplicaId) -> None:
+        self._replica_by_id[key] = replica
         if len(self._replica_by_id) > MAX_RESPONSES:
             self._replica_by_id.popitem(last=False)
-
-    def replica(self, response_id: str) -> ReplicaId | None:
-        """Return who holds a response, or None."""
-        return self._replica_by_id.get(response_id)

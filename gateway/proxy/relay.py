@@ -34,7 +34,7 @@ from gateway.proxy.headers import (
 from gateway.proxy.retry import NOT_BEGUN_STATUSES, RetryBudget
 from gateway.proxy.transport import Deadlines, Transport, UpstreamRequest, UpstreamResponse
 from gateway.replicas.registry import MAX_BUSY_S, Registry, Replica
-from gateway.stored import StoredResponses
+from gateway.stored import Stored
 from routing.load import LoadBook
 from routing.types import Decision, ReplicaId
 
@@ -62,7 +62,7 @@ class Relay:
     book: LoadBook
     placer: Placer
     transport: Transport
-    stored: StoredResponses
+    stored: Stored
     budget: RetryBudget
     deadlines: Deadlines
     heartbeat_s: float | None
@@ -176,7 +176,7 @@ class Relay:
             piece = await self._first_piece(upstream, headers, client)
             self.book.first_token(placed.lease, self.now())
             record.began(upstream.status, self.now())
-            self.stored.note(piece, replica.replica_id)
+            self.stored.note(upstream.headers, piece, replica.replica_id)
             if not client.status:
                 await client.start(upstream.status, headers)
             while not upstream.ended:
@@ -236,11 +236,13 @@ def _decision_headers(placed: Placed) -> list[Header]:
     if decision is None:
         return headers
     match = placed.match
-    moved = placed.lease.replica != decision.replica
+    reason = b"retry" if placed.lease.replica != decision.replica else decision.reason.encode()
+    if placed.lease.replica == placed.home:
+        reason = b"session"
     return [
         *headers,
         (b"x-warmroute-policy", decision.policy.encode()),
-        (b"x-warmroute-reason", b"retry" if moved else decision.reason.encode()),
+        (b"x-warmroute-reason", reason),
         (b"x-warmroute-tier", (match.deepest_tier or "none").encode()),
         (b"x-warmroute-matched-tokens", str(match.total_tokens).encode()),
     ]

@@ -24,7 +24,7 @@ from gateway.prompt.form import form_field
 from gateway.proxy.retry import RetryBudget
 from gateway.proxy.transport import Origin
 from gateway.replicas.registry import Registry, Replica, ReplicaState
-from gateway.stored import MAX_RESPONSES, StoredResponses
+from gateway.stored import MAX_RESPONSES, Stored
 from gateway.tenancy import tenant_salt
 from routing.types import ReplicaId
 
@@ -218,11 +218,23 @@ def test_tenants_have_salts_that_nobody_else_can_have():
 
 
 def test_stored_responses_are_noted_by_their_first_bytes_and_bounded():
-    stored = StoredResponses()
-    stored.note(b'{"id": "resp_abc-1", "object": "response"}', A)
-    stored.note(b'event: response.created\ndata: {"response":{"id":"resp_2"}}', A)
-    stored.note(b'{"id": "chatcmpl-1"}', A)
-    assert [stored.replica(i) for i in ("resp_abc-1", "resp_2", "chatcmpl-1")] == [A, A, None]
+    stored = Stored()
+    stored.note([], b'{"id": "resp_abc-1", "object": "response"}', A)
+    stored.note([], b'event: response.created\ndata: {"response":{"id":"resp_2"}}', A)
+    stored.note([], b'{"id": "chatcmpl-1"}', A)
+    assert [stored.response(i) for i in ("resp_abc-1", "resp_2", "chatcmpl-1")] == [A, A, None]
     for number in range(MAX_RESPONSES):
-        stored.note(b'{"id":"resp_n%d"}' % number, A)
-    assert stored.replica("resp_2") is None
+        stored.note([], b'{"id":"resp_n%d"}' % number, A)
+    assert stored.response("resp_2") is None
+
+
+def test_sessions_are_noted_by_the_header_that_opens_them():
+    stored = Stored()
+    stored.note([(b"x-amzn-sagemaker-new-session-id", b"s-1; Expires=2026")], b"{}", A)
+    stored.note([(b"x-amzn-sagemaker-new-session-id", b"s" * 1000)], b"{}", A)
+
+    def session(value):
+        return stored.session([(b"x-amzn-sagemaker-session-id", value)])
+
+    assert [session(b"s-1"), session(b"s-2"), session(b"s" * 1000)] == [A, None, None]
+    assert stored.session([]) is None

@@ -77,10 +77,16 @@ RULES = (
         "only the listeners know which server runs them",
     ),
     Rule(
-        "kubernetes",
+        "lightkube",
         GATEWAY,
-        ("gateway/replicas/discovery/kubernetes.py",),
-        "discovery is one file a kind",
+        ("gateway/replicas/discovery/kubernetes_api.py",),
+        "a gateway without Kubernetes discovery never loads its client",
+    ),
+    Rule(
+        "httpx2",
+        GATEWAY,
+        ("gateway/replicas/discovery/kubernetes_api.py",),
+        "it is lightkube's HTTP client; ours for control traffic is httpx",
     ),
 )
 
@@ -181,6 +187,7 @@ def test_every_file_imports_only_what_it_may():
         ("gateway/index/memory.py", "import redis.asyncio"),
         ("gateway/kvevents/decode.py", "import zmq"),
         ("gateway/app.py", "import uvicorn"),
+        ("gateway/replicas/discovery/kubernetes.py", "from lightkube import AsyncClient"),
         ("gateway/app.py", "if True:\n    from transformers import AutoTokenizer"),
         ("gateway/replicas/engine_metrics.py", "from prometheus_client import Counter"),
         ("gateway/proxy/transport.py", "from prometheus_client.parser import anything"),
@@ -202,7 +209,7 @@ def test_a_planted_violation_is_found(path: str, source: str):
         ("gateway/pipeline.py", "from routing.router import Router\nimport asyncio"),
         ("gateway/index/redis.py", "import redis.asyncio"),
         ("gateway/replicas/engine_metrics.py", "from prometheus_client.parser import anything"),
-        ("gateway/replicas/discovery/kubernetes.py", "import kubernetes"),
+        ("gateway/replicas/discovery/kubernetes_api.py", "import httpx2, lightkube.config"),
         (
             "loadtests/simulator/server.py",
             "import zmq, fastapi\nfrom routing.lab import engine_model",

@@ -310,7 +310,8 @@ class Cluster:
     def __init__(self, api):
         self.api = api
         self.pods = {}
-        self._slices = set()
+        self._slices = {}
+        self._num_slices = 0
         self._control()
 
     def truth(self):
@@ -345,24 +346,48 @@ class Cluster:
         self.put({**self.pods, pod.name: pod}.values())
 
     def _control(self):
-        """Write the slices: those of one set of ports and one family, a few endpoints each."""
-        groups = {}
-        for pod in sorted(self.pods.values(), key=lambda pod: pod.name):
-            if pod.is_reachable:
-                groups.setdefault((":" in pod.ip, pod.ports), []).append(pod)
-        slices = {}
-        for (is_v6, ports), pods in groups.items() or {(False, ()): []}.items():
-            for start in range(0, len(pods) or 1, ENDPOINTS_A_SLICE):
-                name = f"{SERVICE}-{len(slices)}"
-                some = pods[start : start + ENDPOINTS_A_SLICE]
-                slices[name] = slice_object(name, some, ports, "IPv6" if is_v6 else "IPv4")
+        """Write the slices. As with the real controller, what is in a slice stays there."""
+        reachable = {pod.name: pod for pod in self.pods.values() if pod.is_reachable}
+        for piece in self._slices.values():
+            piece.pods = [
+                reachable.pop(name)
+                for name in [pod.name for pod in piece.pods]
+                if name in reachable and piece.fits(reachable[name])
+            ]
+        for pod in reachable.values():
+            self._place(pod)
+        written = {name: one for name, one in self._slices.items() if one.pods}
+        if not written:
+            written = {f"{SERVICE}-0": Slice((), is_v6=False)}
         stored = self.api.objects["endpointslices"]
-        for name, body in slices.items():
-            if versioned(body, 0) != versioned(stored.get(name, {"metadata": {}}), 0):
+        for name, piece in written.items():
+            body = slice_object(name, piece)
+            if name not in stored or versioned(body, 0) != versioned(stored[name], 0):
                 self.api.put("endpointslices", name, body)
-        for name in self._slices - set(slices):
+        for name in stored.keys() - written.keys():
             self.api.delete("endpointslices", name)
-        self._slices = set(slices)
+        self._slices = written
+
+    def _place(self, pod):
+        for piece in self._slices.values():
+            if piece.fits(pod) and 0 < len(piece.pods) < ENDPOINTS_A_SLICE:
+                piece.pods.append(pod)
+                return
+        self._num_slices += 1
+        new = Slice(pod.ports, ":" in pod.ip, [pod])
+        self._slices[f"{SERVICE}-{self._num_slices}"] = new
+
+
+@dataclass
+class Slice:
+    """One EndpointSlice: pods of one family with the same ports."""
+
+    ports: tuple
+    is_v6: bool
+    pods: list = field(default_factory=list)
+
+    def fits(self, pod):
+        return (self.ports, self.is_v6) == (pod.ports, ":" in pod.ip)
 
 
 def pod_object(pod):
@@ -389,7 +414,7 @@ def pod_object(pod):
     }
 
 
-def slice_object(name, pods, ports, address_type):
+def slice_object(name, piece):
     return {
         "kind": "EndpointSlice",
         "apiVersion": "discovery.k8s.io/v1",
@@ -399,9 +424,9 @@ def slice_object(name, pods, ports, address_type):
             "uid": name,
             "labels": {"kubernetes.io/service-name": SERVICE},
         },
-        "addressType": address_type,
-        "endpoints": [endpoint(pod) for pod in pods],
-        "ports": [{"name": n, "port": number, "protocol": "TCP"} for n, number in ports] or None,
+        "addressType": "IPv6" if piece.is_v6 else "IPv4",
+        "endpoints": [endpoint(pod) for pod in piece.pods] or None,
+        "ports": [{"name": n, "port": p, "protocol": "TCP"} for n, p in piece.ports] or None,
     }
 
 
