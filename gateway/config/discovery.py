@@ -203,7 +203,7 @@ class KubernetesDiscoveryConfig(Section):
     """Replicas from the Kubernetes API: the endpoints of a Service, or pods by their labels.
 
     Changes come as they happen, names are those of pods, and a pod that ends leaves at once. Needs
-    get, list and watch of EndpointSlices, or of pods, in the one namespace.
+    list and watch of EndpointSlices, or of pods, in the one namespace.
     """
 
     kind: Literal["kubernetes"] = Field(description="Names this kind.")

@@ -220,8 +220,8 @@ def rules(objects: list[dict]) -> dict[str, list]:
     }
 
 
-SLICES = (["discovery.k8s.io"], ["endpointslices"], ["get", "list", "watch"])
-PODS = ([""], ["pods"], ["get", "list", "watch"])
+SLICES = (["discovery.k8s.io"], ["endpointslices"], ["list", "watch"])
+PODS = ([""], ["pods"], ["list", "watch"])
 
 
 @pytest.mark.parametrize(
