@@ -92,7 +92,8 @@ def test_a_second_setup_takes_under_five_seconds(require):
 def test_a_venv_that_cannot_be_trusted_is_made_anew(
     tmp_path: Path, stamp: str | None, plans_a_new_one: bool
 ):
-    for name in ("Makefile", "pyproject.toml", "requirements-dev.lock"):
+    locks = ("requirements-dev.lock", "requirements-helm.lock")
+    for name in ("Makefile", "pyproject.toml", *locks):
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/python").symlink_to(sys.executable)
