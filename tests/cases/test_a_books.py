@@ -6,6 +6,7 @@ import json
 import pytest
 
 from gateway.config.load import config_from_flags
+from gateway.config.models import GatewayConfig
 from gateway.prompt.prepare import Preparer
 from routing.load import LoadBook
 from routing.types import ReplicaLoad
@@ -258,3 +259,70 @@ async def test_a006_a_replica_that_restarts_counts_only_its_own_streams(replicas
 
 async def _in_flight_is(gateway, number):
     return await gateway.in_flight() == number
+
+
+async def test_a006_replicas_that_come_and_go_under_traffic_keep_their_books(
+    replicas, gateways, chat, tmp_path
+):
+    """R2 is found, R1 removed with 10 open streams and found again, while requests flow.
+
+    Nothing is unknown or negative, and R1's load counts its new streams only. Scaled: R1 is back
+    at once instead of after 1 s; requests flow in a closed loop instead of 50 a second.
+    """
+    release = asyncio.Event()
+
+    async def script(conversation):
+        if json.loads(conversation.request.body).get("stream"):
+            await conversation.start_stream()
+            await conversation.chunk(EVENT)
+            await release.wait()
+            await conversation.end()
+        else:
+            await conversation.answer(b"{}")
+
+    one, two = await replicas(script, script)
+    listed = tmp_path / "replicas.yaml"
+    found = {"kind": "file", "path": str(listed), "interval_s": 0.02}
+
+    async def fleet_is(*expected):
+        found = {r["id"]: r["state"] for r in (await gateway.status())["models"][0]["replicas"]}
+        return found == {replica.name: "ready" for replica in expected}
+
+    def streams(number):
+        body = chat(stream=True)
+        return [asyncio.create_task(gateway.client.post(CHAT, json=body)) for _ in range(number)]
+
+    listed.write_text(f"- {one.url}\n")
+    config = {"models": [{"name": "m", "discovery": [found]}]}
+    gateway = await gateways(GatewayConfig.model_validate(config), wait_ready=False)
+    await until(lambda: fleet_is(one))
+    old = streams(10)
+    await until(lambda: _in_flight_is(gateway, 10))
+    statuses = []
+    flowing = asyncio.create_task(_flow(gateway, chat, statuses))
+    async with Lowest(gateway):
+        listed.write_text(f"- {one.url}\n- {two.url}\n")
+        await until(lambda: fleet_is(one, two))
+        listed.write_text(f"- {two.url}\n")
+        await until(lambda: fleet_is(two))
+        listed.write_text(f"- {one.url}\n- {two.url}\n")
+        await until(lambda: fleet_is(one, two))
+        flowing.cancel()
+        await asyncio.gather(flowing, return_exceptions=True)
+        await until(lambda: _in_flight_is(gateway, 0), "the old streams are the old replica's")
+        new = streams(4)
+        await until(lambda: _in_flight_is(gateway, 4))
+        release.set()
+        answers = await asyncio.gather(*old, *new)
+    assert [answer.content for answer in answers] == [EVENT] * 14
+    assert await gateway.in_flight() == 0
+    assert set(statuses) == {200}
+    assert not [line for line in gateway.log if line["event"] == "internal_error"]
+
+
+async def _flow(gateway, chat, statuses):
+    number = 0
+    while True:
+        number += 1
+        answer = await gateway.client.post(CHAT, json=chat(f"q{number}"))
+        statuses.append(answer.status_code)
