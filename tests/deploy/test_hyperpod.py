@@ -173,9 +173,7 @@ def test_the_values_render_a_gateway_that_may_read_those_pods(charts, tmp_path: 
     assert_valid(objects)
     role = only(objects, "Role")
     assert role["metadata"]["namespace"] == ENDPOINT["metadata"]["namespace"]
-    assert [(r["resources"], r["verbs"]) for r in role["rules"]] == [
-        (["pods"], ["list", "watch"])
-    ]
+    assert [(r["resources"], r["verbs"]) for r in role["rules"]] == [(["pods"], ["list", "watch"])]
     file = tmp_path / "gateway.yaml"
     file.write_text(only(objects, "ConfigMap")["data"]["gateway.yaml"])
     out = io.StringIO()
