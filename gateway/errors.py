@@ -73,6 +73,12 @@ class GatewayError(Exception):
         }
         return json.dumps({"error": error}).encode()
 
+    def event(self, *, named: bool) -> bytes:
+        """The answer as the last event of a stream, for streams whose events are named or not."""
+        if not named:
+            return b"data: " + self.body() + b"\n\n"
+        return b'event: error\ndata: {"type": "error", ' + self.body()[1:] + b"\n\n"
+
 
 class ClientError(GatewayError):
     """The request is wrong; sending it again will not help."""

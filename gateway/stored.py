@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gateway.proxy.headers import Header, first
 from routing.types import ReplicaId
@@ -15,11 +15,38 @@ MAX_RESPONSES = 100_000
 # vLLM's ids; they stand in the first bytes of a whole answer and of a stream's first event.
 _RESPONSE_ID = re.compile(rb'"id":\s*"(resp_[A-Za-z0-9_-]{1,123})"')
 _LOOKED_AT_BYTES = 4096
+_ID_SHOWS_BYTES = 256  # vLLM writes the id first, after at most the names of an event
 # SageMaker's stateful sessions: a container names a new one in this header of its answer, as
 # `ID; Expires=...`, and clients send the id with each later request.
 _NEW_SESSION = b"x-amzn-sagemaker-new-session-id"
 _SESSION = b"x-amzn-sagemaker-session-id"
 MAX_SESSION_BYTES = 256  # SageMaker's own limit
+
+
+class Notes:
+    """Reads the id of a response from the first bytes of its answer, however they were cut.
+
+    Attributes:
+        reading: Further bytes are wanted.
+    """
+
+    __slots__ = ("_head", "_keep", "_replica", "reading")
+
+    def __init__(self, keep: Callable[[bytes, ReplicaId], None], replica: ReplicaId) -> None:
+        self._keep = keep
+        self._replica = replica
+        self._head = b""
+        self.reading = True
+
+    def feed(self, piece: bytes) -> None:
+        """Take the next piece of the body."""
+        self._head += piece[:_LOOKED_AT_BYTES]
+        found = _RESPONSE_ID.search(self._head[:_LOOKED_AT_BYTES])
+        if found is not None:
+            self._keep(b"response " + found[1], self._replica)
+        # An answer of another kind shows its own id, or an error, within as many bytes.
+        other = len(self._head) >= _ID_SHOWS_BYTES and b'"resp_' not in self._head
+        self.reading = found is None and not other and len(self._head) < _LOOKED_AT_BYTES
 
 
 class Stored:
@@ -28,16 +55,14 @@ class Stored:
     def __init__(self) -> None:
         self._replica_by_id: OrderedDict[bytes, ReplicaId] = OrderedDict()
 
-    def note(self, headers: Sequence[Header], first_piece: bytes, replica: ReplicaId) -> None:
-        """Note what an answer with these headers and first bytes left on its replica."""
+    def notes(self, headers: Sequence[Header], replica: ReplicaId) -> Notes:
+        """Note what an answer's headers say, and return what reads the rest from its body."""
         opened = first(headers, _NEW_SESSION)
         if opened is not None:
             session = opened.partition(b";")[0].strip()
             if 0 < len(session) <= MAX_SESSION_BYTES:
                 self._keep(b"session " + session, replica)
-        found = _RESPONSE_ID.search(first_piece[:_LOOKED_AT_BYTES])
-        if found is not None:
-            self._keep(b"response " + found[1], replica)
+        return Notes(self._keep, replica)
 
     def response(self, response_id: str) -> ReplicaId | None:
         """Return who holds a response, or None."""

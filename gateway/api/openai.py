@@ -162,7 +162,7 @@ class PublicApi:
         if not client.status:
             await client.fail(error)
         elif not client.ended:
-            await end_broken(client, error)
+            await end_broken(client, record, error)
 
 
 def _request_id(headers: Sequence[Header], rng: Random) -> str:

@@ -40,6 +40,8 @@ from routing.types import Decision, ReplicaId
 
 # What a gateway between us and the engine says of an engine that failed it.
 _FAILED_STATUSES = frozenset({502, 504})
+# Streams whose events have names; Anthropic's clients pass over an event without one.
+_NAMED_EVENTS = frozenset({"/v1/messages", "/v1/responses"})
 # An SSE comment: clients pass over it.
 _HEARTBEAT = b": waiting\n\n"
 
@@ -176,19 +178,22 @@ class Relay:
             piece = await self._first_piece(upstream, headers, client)
             self.book.first_token(placed.lease, self.now())
             record.began(upstream.status, self.now())
-            self.stored.note(upstream.headers, piece, replica.replica_id)
+            notes = self.stored.notes(upstream.headers, replica.replica_id)
+            notes.feed(piece)
             if not client.status:
                 await client.start(upstream.status, headers)
             while not upstream.ended:
                 await client.write(piece)
                 record.usage.feed(piece)
                 piece = await upstream.read()
+                if notes.reading:
+                    notes.feed(piece)
         except (StreamBroken, ReplicaTimeout) as error:
             self.registry.failed(replica, error.reason)
             if not client.status:
                 raise
             record.failed(error)
-            await end_broken(client, error)
+            await end_broken(client, record, error)
             return
         if upstream.status in _FAILED_STATUSES:
             self.registry.failed(replica, f"status_{upstream.status}")
@@ -213,7 +218,7 @@ class Relay:
                 await client.write(_HEARTBEAT)
 
 
-async def end_broken(client: ClientResponse, error: GatewayError) -> None:
+async def end_broken(client: ClientResponse, record: RequestRecord, error: GatewayError) -> None:
     """End an answer that broke after it began: the client must be able to tell.
 
     A stream of events ends with an error event, and never with an invented [DONE]. Any other body
@@ -221,7 +226,7 @@ async def end_broken(client: ClientResponse, error: GatewayError) -> None:
     """
     if client.is_event_stream:
         # The blank line ends an event that the replica may have left half sent.
-        await client.write(b"\n\ndata: " + error.body() + b"\n\n")
+        await client.write(b"\n\n" + error.event(named=record.path in _NAMED_EVENTS))
         await client.end()
 
 

@@ -94,8 +94,8 @@ class Prober:
             return f"status_{error.response.status_code}"
         except httpx.TimeoutException:
             return "timeout"
-        except httpx.HTTPError as error:
-            return "tls" if isinstance(error.__cause__, ssl.SSLError) else "unreachable"
+        except (httpx.HTTPError, OSError) as error:  # an alert comes through httpx as it is
+            return "tls" if _is_about_tls(error) else "unreachable"
         return None
 
     async def _learn(self, line: _Line) -> None:
@@ -115,6 +115,16 @@ class Prober:
         before, line.replica.facts = line.replica.facts, learned
         restarted = before.started_at is not None and before.started_at != learned.started_at
         self._on_learned(line.replica, restarted)
+
+
+def _is_about_tls(error: BaseException | None) -> bool:
+    # httpx wraps what httpcore wraps what anyio wraps, the last not always as a cause. That TLS
+    # wanted to read on when the connection ended is no complaint.
+    while error is not None:
+        if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLWantReadError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,19 +219,19 @@ def test_tenants_have_salts_that_nobody_else_can_have():
 
 def test_stored_responses_are_noted_by_their_first_bytes_and_bounded():
     stored = Stored()
-    stored.note([], b'{"id": "resp_abc-1", "object": "response"}', A)
-    stored.note([], b'event: response.created\ndata: {"response":{"id":"resp_2"}}', A)
-    stored.note([], b'{"id": "chatcmpl-1"}', A)
+    stored.notes([], A).feed(b'{"id": "resp_abc-1", "object": "response"}')
+    stored.notes([], A).feed(b'event: response.created\ndata: {"response":{"id":"resp_2"}}')
+    stored.notes([], A).feed(b'{"id": "chatcmpl-1"}')
     assert [stored.response(i) for i in ("resp_abc-1", "resp_2", "chatcmpl-1")] == [A, A, None]
     for number in range(MAX_RESPONSES):
-        stored.note([], b'{"id":"resp_n%d"}' % number, A)
+        stored.notes([], A).feed(b'{"id":"resp_n%d"}' % number)
     assert stored.response("resp_2") is None
 
 
 def test_sessions_are_noted_by_the_header_that_opens_them():
     stored = Stored()
-    stored.note([(b"x-amzn-sagemaker-new-session-id", b"s-1; Expires=2026")], b"{}", A)
-    stored.note([(b"x-amzn-sagemaker-new-session-id", b"s" * 1000)], b"{}", A)
+    stored.notes([(b"x-amzn-sagemaker-new-session-id", b"s-1; Expires=2026")], A).feed(b"{}")
+    stored.notes([(b"x-amzn-sagemaker-new-session-id", b"s" * 1000)], A).feed(b"{}")
 
     def session(value):
         return stored.session([(b"x-amzn-sagemaker-session-id", value)])
