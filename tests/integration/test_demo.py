@@ -22,6 +22,7 @@ FIGURES = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(DEMO_S + 60)
 def test_make_demo_once():
     report = ROOT / "build" / "demo.json"

@@ -175,7 +175,8 @@ async def test_kill_9_breaks_only_the_streams_that_were_open_on_it(simulators, g
         body = chat(text(number, 60), stream=True, max_tokens=60, ignore_eos=True)
         async with gateway.client.stream("POST", "/v1/chat/completions", json=body) as answer:
             content = await answer.aread()
-        return answer.headers["x-warmroute-replica"], answer.status_code, content
+        # An answer that had not begun is a 502 of ours, which names no replica: the victim's.
+        return answer.headers.get("x-warmroute-replica", name), answer.status_code, content
 
     streams = [asyncio.create_task(stream(number)) for number in range(9)]
     await until(lambda: _in_flight(gateway, 9))
@@ -183,9 +184,9 @@ async def test_kill_9_breaks_only_the_streams_that_were_open_on_it(simulators, g
     os.kill(victim.process.pid, signal.SIGKILL)
     later = [await stream(number) for number in range(20, 26)]
     for replica, status, content in [*await asyncio.gather(*streams), *later]:
-        assert status == 200
         broken = b"data: [DONE]" not in content
         assert broken == (replica == name)
+        assert status == 200 or (broken and status == 502)
         if broken:
             error = json.loads(content.strip().split(b"\n\n")[-1].removeprefix(b"data: "))
             assert error["error"]["reason"] == "stream_broken"
