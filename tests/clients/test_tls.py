@@ -18,8 +18,8 @@ from tests.support.replicas import until
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 
-# Handshakes that are cut leave their sockets to the garbage collector on Python 3.11, and which test
-# is blamed for it depends on how busy the machine is.
+# Handshakes that are cut leave their sockets to the collector on Python 3.11, and which test is
+# blamed for it depends on how busy the machine is.
 pytestmark = pytest.mark.alone
 
 
