@@ -23,7 +23,6 @@
         +-- NoEligibleReplica
         +-- Overloaded
         |   +-- QueueTimeout
-        +-- Draining
 
 Raw exception text never reaches a client: every message here is ours.
 """
@@ -267,9 +266,3 @@ class QueueTimeout(Overloaded):
     """No place at the replicas came free in time."""
 
     reason = "queue_timeout"
-
-
-class Draining(Unavailable):
-    """The gateway is stopping."""
-
-    reason = "draining"

@@ -19,6 +19,7 @@ from gateway.models import Model, Route
 from gateway.prompt.prepare import Prompt
 from gateway.proxy.headers import Header, first
 from gateway.replicas.registry import Registry, Replica, rung_of
+from gateway.stored import SESSION_HEADER
 from routing.hashing import HashSpec
 from routing.load import Lease, LoadBook
 from routing.types import (
@@ -31,9 +32,6 @@ from routing.types import (
     RouteQuery,
     Rung,
 )
-
-# What SageMaker and vLLM call a session, besides the header that a session policy names.
-SAGEMAKER_SESSION_HEADER = b"x-amzn-sagemaker-session-id"
 
 KeysByBlockSize = Mapping[int, Sequence[BlockKey]]
 
@@ -69,7 +67,7 @@ def prompt_keys(
 
 def session_of(route: Route, headers: Sequence[Header]) -> bytes | None:
     """Return the session that a request's headers name, or None."""
-    named = first(headers, route.session_header) or first(headers, SAGEMAKER_SESSION_HEADER)
+    named = first(headers, route.session_header) or first(headers, SESSION_HEADER)
     return named or None
 
 

@@ -19,7 +19,7 @@ _ID_SHOWS_BYTES = 256  # vLLM writes the id first, after at most the names of an
 # SageMaker's stateful sessions: a container names a new one in this header of its answer, as
 # `ID; Expires=...`, and clients send the id with each later request.
 _NEW_SESSION = b"x-amzn-sagemaker-new-session-id"
-_SESSION = b"x-amzn-sagemaker-session-id"
+SESSION_HEADER = b"x-amzn-sagemaker-session-id"
 MAX_SESSION_BYTES = 256  # SageMaker's own limit
 
 
@@ -70,7 +70,7 @@ class Stored:
 
     def session(self, headers: Sequence[Header]) -> ReplicaId | None:
         """Return who opened the session that a request names, or None."""
-        named = first(headers, _SESSION)
+        named = first(headers, SESSION_HEADER)
         return None if named is None else self._replica_by_id.get(b"session " + named)
 
     def _keep(self, key: bytes, replica: ReplicaId) -> None:
