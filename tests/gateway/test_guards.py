@@ -145,9 +145,9 @@ def test_encodings_are_undone(body, encoding):
     ("body", "encoding", "error"),
     [
         (b"{}", "gzip", InvalidRequest),
-        (gzip.compress(b"x" * 100)[:-9], "gzip", InvalidRequest),
-        (gzip.compress(b"x" * 1001), "gzip", PromptTooLarge),
-        (gzip.compress(bytes(100_000_000)), "gzip", PromptTooLarge),
+        (gzip.compress(b"x" * 100, mtime=0)[:-9], "gzip", InvalidRequest),
+        (gzip.compress(b"x" * 1001, mtime=0), "gzip", PromptTooLarge),
+        (gzip.compress(bytes(100_000_000), mtime=0), "gzip", PromptTooLarge),
         (b"{}", "br", UnsupportedEncoding),
         (b"{}", "gzip, gzip", UnsupportedEncoding),
     ],
