@@ -48,9 +48,9 @@ PLAIN = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
 
 
 PACKED = [
-    ("gzip", gzip.compress(PLAIN)),
-    ("GZIP", gzip.compress(PLAIN)),
-    ("x-gzip", gzip.compress(PLAIN)),
+    ("gzip", gzip.compress(PLAIN, mtime=0)),
+    ("GZIP", gzip.compress(PLAIN, mtime=0)),
+    ("x-gzip", gzip.compress(PLAIN, mtime=0)),
     ("deflate", zlib.compress(PLAIN)),
     ("identity", PLAIN),
 ]
@@ -75,12 +75,12 @@ NOT_AS_SAID = [
     ("gzip", PLAIN, 400),
     ("deflate", PLAIN, 400),
     ("gzip", b"", 400),
-    ("gzip", gzip.compress(PLAIN)[:-9], 400),
-    ("gzip", gzip.compress(PLAIN)[:-4] + b"\0\0\0\0", 400),
-    ("gzip", gzip.compress(b"not JSON"), 400),
+    ("gzip", gzip.compress(PLAIN, mtime=0)[:-9], 400),
+    ("gzip", gzip.compress(PLAIN, mtime=0)[:-4] + b"\0\0\0\0", 400),
+    ("gzip", gzip.compress(b"not JSON", mtime=0), 400),
     ("br", PLAIN, 415),
     ("zstd", PLAIN, 415),
-    ("gzip, gzip", gzip.compress(gzip.compress(PLAIN)), 415),
+    ("gzip, gzip", gzip.compress(gzip.compress(PLAIN, mtime=0), mtime=0), 415),
 ]
 
 
