@@ -39,10 +39,10 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help python setup demo test test-long check format docs bench soak loadtest lock clean FORCE
+.PHONY: help python setup demo test test-long check format docs bench soak measure-rolling measure-scale loadtest lock clean FORCE
 
 help:  ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 python:  ## print the Python that `make setup` would take, or what is missing
 	@$(find_python)
@@ -99,6 +99,14 @@ bench: $(STAMP)  ## CPU per request and event against two routers (SCENARIOS=sho
 
 soak: $(STAMP)  ## 1,500 streams at once, with many and with few open files (STREAMS=1500 SECONDS_EACH=20)
 	@$(PY) -m loadtests.soak $(if $(STREAMS),--streams "$(STREAMS)") $(if $(SECONDS_EACH),--seconds "$(SECONDS_EACH)")
+
+measure-rolling: $(STAMP)  ## replace replicas and gateways, and kill a replica, under traffic (SCENARIOS="kill" RATE=50)
+	@$(PY) -m loadtests.rolling $(if $(SCENARIOS),--scenarios $(SCENARIOS)) $(if $(RATE),--rate "$(RATE)")
+
+measure-scale: $(STAMP)  ## what 300 replicas cost an idle gateway (REPLICAS=300 SECONDS_EACH=20)
+	@$(PY) -m loadtests.scale $(if $(REPLICAS),--replicas "$(REPLICAS)") \
+	  $(if $(SECONDS_EACH),--seconds "$(SECONDS_EACH)")
+	@$(PY) -m pytest tests/bench/test_scale.py -s
 
 loadtest: $(STAMP)  ## one minute of mixed users against the demo fleet (HOST=http://... for any other)
 	@$(PY) -m loadtests.loadtest $(if $(HOST),--host "$(HOST)")

@@ -14,6 +14,9 @@
     |   +-- Forbidden            403
     |   +-- RateLimited          429 + Retry-After
     |   +-- ResponseNotFound     404
+    |   +-- ConfigInvalid        400, on the admin listener
+    |   +-- NoConfigFile         409, on the admin listener
+    |   +-- ReplicaNotFound      404, on the admin listener
     +-- UpstreamError            a replica failed us
     |   +-- ReplicaUnreachable   502, nothing was sent
     |   |   +-- ConnectTimeout   504
@@ -23,6 +26,8 @@
         +-- NoEligibleReplica
         +-- Overloaded
         |   +-- QueueTimeout
+        +-- Starting
+        +-- Draining             or an error event in a stream that has begun
 
 Raw exception text never reaches a client: every message here is ours.
 """
@@ -30,6 +35,7 @@ Raw exception text never reaches a client: every message here is ours.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import ClassVar
 
@@ -61,6 +67,10 @@ class GatewayError(Exception):
         """Headers that the answer carries beside its content type."""
         return []
 
+    def details(self) -> Mapping[str, object]:
+        """Further fields of the answer, for machines."""
+        return {}
+
     def body(self) -> bytes:
         """The answer in OpenAI's error shape, with our reason beside vLLM's fields."""
         error = {
@@ -69,6 +79,7 @@ class GatewayError(Exception):
             "param": self.param,
             "code": self.status,
             "reason": self.reason,
+            **self.details(),
         }
         return json.dumps({"error": error}).encode()
 
@@ -199,6 +210,14 @@ class ResponseNotFound(ClientError):
     reason = "response_not_found"
 
 
+class ReplicaNotFound(ClientError):
+    """An operator named a replica that is not there and was not there lately."""
+
+    status = 404
+    kind = "NotFoundError"
+    reason = "replica_not_found"
+
+
 class UpstreamError(GatewayError):
     """A replica failed us."""
 
@@ -235,6 +254,34 @@ class StreamBroken(UpstreamError):
     reason = "stream_broken"
 
 
+class ConfigInvalid(ClientError):
+    """The configuration file cannot be used; the one before stays in force.
+
+    Args:
+        problems: One line each, with file and line.
+    """
+
+    status = 400
+    kind = "BadRequestError"
+    reason = "config_invalid"
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("The configuration was refused, and nothing has changed.")
+        self.problems = problems
+
+    def details(self) -> Mapping[str, object]:
+        """What is wrong, for the person who wrote the file."""
+        return {"problems": list(self.problems)}
+
+
+class NoConfigFile(ClientError):
+    """There is no file to reload."""
+
+    status = 409
+    kind = "ConflictError"
+    reason = "no_config_file"
+
+
 class Unavailable(GatewayError):
     """Nobody can take the request now; the client may try again."""
 
@@ -251,9 +298,22 @@ class Unavailable(GatewayError):
 
 
 class NoEligibleReplica(Unavailable):
-    """Every replica of the model is starting, ejected or gone."""
+    """No replica of the model may get a request.
+
+    Args:
+        message: For people.
+        replicas: How many of them are in each state; None where that is not the point.
+    """
 
     reason = "no_eligible_replica"
+
+    def __init__(self, message: str, replicas: Mapping[str, int] | None = None) -> None:
+        super().__init__(message)
+        self.replicas = replicas
+
+    def details(self) -> Mapping[str, object]:
+        """The states, so that a client can tell a rollout from an outage."""
+        return {} if self.replicas is None else {"replicas": dict(self.replicas)}
 
 
 class Overloaded(Unavailable):
@@ -266,3 +326,15 @@ class QueueTimeout(Overloaded):
     """No place at the replicas came free in time."""
 
     reason = "queue_timeout"
+
+
+class Starting(Unavailable):
+    """The gateway is not wired yet: it loads tokenizers."""
+
+    reason = "starting"
+
+
+class Draining(Unavailable):
+    """The gateway stops, and its time to let requests end is over."""
+
+    reason = "draining"

@@ -1,85 +1,19 @@
-"""From the configuration to the parts that know the fleet: replicas, models, gauges, status."""
+"""Shows the fleet: gauges for a scrape, and the status page."""
 
 from __future__ import annotations
 
-import asyncio
-import ssl
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from gateway.config.models import GatewayConfig, ModelConfig
-from gateway.index.memory import MemoryIndex
+from gateway.assembly import Parts
 from gateway.kvevents.follow import Followers
-from gateway.kvevents.subscriber import Source
-from gateway.models import Model, Models, build_model, model_key
-from gateway.observability.logging import EventLog
-from gateway.observability.metrics import Metrics
-from gateway.prompt.prepare import Preparer
-from gateway.prompt.tokenizer import PromptTokenizer, TokenizerUnavailable
-from gateway.proxy.transport import Origin
-from gateway.replicas.discovery.base import Found
-from gateway.replicas.registry import Registry, Replica, ReplicaState
-from routing.load import LoadBook
+from gateway.models import Models
+from gateway.replicas.contradictions import Fact
+from gateway.replicas.feeds import Feeds
+from gateway.replicas.registry import Replica
+from gateway.replicas.report import FleetReport
+from gateway.replicas.state import ReplicaState
 from routing.types import ReplicaId
-
-
-def replica_builder(
-    model: ModelConfig, tls: ssl.SSLContext
-) -> Callable[[ReplicaId, Found], Replica]:
-    """Return how a replica of a model is made of what a discovery found.
-
-    Args:
-        model: Its section of the configuration; a listed replica has its events there.
-        tls: How to speak TLS to those with an https address.
-    """
-    listed = {replica.url: replica for replica in model.replicas}
-
-    def build(replica_id: ReplicaId, found: Found) -> Replica:
-        section = listed.get(found.url)
-        events = section.kv_events if section is not None else "auto"
-        source = None
-        if not isinstance(events, str):
-            source = Source(events.endpoint, events.replay_endpoint, events.topic)
-        return Replica(
-            replica_id=replica_id,
-            model_key=model_key(model),
-            url=found.url,
-            origin=Origin.of(found.url, tls),
-            upstream_key=model.api_key.get_secret_value() if model.api_key else None,
-            configured_block_size=model.block_size,
-            configured_events=source,
-            read_events=events != "off",
-        )
-
-    return build
-
-
-async def build_models(
-    config: GatewayConfig, executor: ThreadPoolExecutor, metrics: Metrics, log: EventLog
-) -> Models:
-    """Load every model's tokenizer, in threads, and build the models.
-
-    A tokenizer that cannot be loaded is one line in the log and a gauge at 0: its model is routed
-    without token ids.
-    """
-    loop = asyncio.get_running_loop()
-    models: list[Model] = []
-    for model in config.models:
-        tokenizer = None
-        if model.tokenizer is not None:
-            load = loop.run_in_executor(executor, PromptTokenizer.load, model.tokenizer)
-            try:
-                tokenizer = await load
-            except TokenizerUnavailable as problem:
-                log.warning("tokenizer_unavailable", model=model_key(model), problem=str(problem))
-        metrics.index.tokenizer_loaded.labels(model_key(model)).set(tokenizer is not None)
-        prepare = config.prepare
-        preparer = Preparer(
-            tokenizer, executor, prepare.timeout_s, prepare.inline_bytes, prepare.max_bytes
-        )
-        models.append(build_model(config, model, preparer))
-    return Models(models, config.rules)
 
 
 class FleetView:
@@ -87,22 +21,24 @@ class FleetView:
 
     def __init__(
         self,
-        models: Models,
-        registry: Registry,
-        book: LoadBook,
-        index: MemoryIndex,
+        parts: Parts,
+        models: Callable[[], Models],
         followers: Followers,
-        metrics: Metrics,
-        now: Callable[[], float],
+        feeds: Feeds,
     ) -> None:
         self._models = models
-        self._registry = registry
-        self._book = book
-        self._index = index
+        self._registry, self._book, self._index = parts.registry, parts.book, parts.index
         self._followers = followers
-        self._metrics = metrics
-        self._now = now
+        self._feeds = feeds
+        self._metrics = parts.metrics
+        self._now = parts.now
+        self._report = FleetReport(parts.registry, parts.book, parts.now)
         self._shown: set[ReplicaId] = set()
+
+    def page(self) -> bytes:
+        """Return the metrics page, with gauges of now."""
+        self.refresh()
+        return self._metrics.page()
 
     def refresh(self) -> None:
         """Bring the gauges up to date."""
@@ -116,10 +52,18 @@ class FleetView:
             metrics.replica.in_flight.labels(replica.replica_id).set(load.in_flight)
             metrics.replica.prefill.labels(replica.replica_id).set(load.prefill_s)
             for state in ReplicaState:
-                gauge = metrics.replica.state.labels(replica.replica_id, state.value)
+                gauge = metrics.fleet.state.labels(replica.replica_id, state.value)
                 gauge.set(replica.state is state)
-        for model in self._models:
+            metrics.fleet.weight.labels(replica.replica_id).set(replica.weight)
+            self._refresh_findings(replica)
+        for model in self._models():
+            metrics.index.tokenizer_loaded.labels(model.key).set(model.preparer.has_tokenizer)
             metrics.replica.skew.labels(model.key).set(self.skew(model.key))
+        troubled = {(feed.model_key, feed.kind) for feed in self._feeds if feed.problem}
+        metrics.fleet.discovery_problem.clear()  # a new configuration may have fewer of them
+        for feed in self._feeds:
+            kind = (feed.model_key, feed.kind)
+            metrics.fleet.discovery_problem.labels(*kind).set(kind in troubled)
         for tier, num_blocks in self._index.num_blocks().items():
             metrics.index.blocks.labels(tier.value).set(num_blocks)
         for replica_id, stream in self._followers.streams.items():
@@ -130,46 +74,50 @@ class FleetView:
             for reason, num_blocks in stream.translator.skipped.items():
                 metrics.index.skipped.labels(replica_id, reason).set(num_blocks)
 
+    def _refresh_findings(self, replica: Replica) -> None:
+        metrics, contradicted = self._metrics.replica, {c.fact for c in replica.contradictions}
+        for fact in Fact:
+            gauge = metrics.contradiction.labels(replica.replica_id, fact.value)
+            gauge.set(fact in contradicted)
+        is_shared = replica.shared_address is not None
+        metrics.shared_address.labels(replica.replica_id).set(is_shared)
+
     def skew(self, model_key: str) -> float:
-        """Return max over mean in-flight across a model's ready replicas; 1 when idle."""
+        """Return max over mean in-flight across a model's ready replicas; 1 when idle.
+
+        Both relative to weights: a fleet that shares its work as they say has a skew of 1.
+        """
         now = self._now()
         eligible = self._registry.eligible(model_key)
         loads = [self._book.snapshot(replica.replica_id, now).in_flight for replica in eligible]
         total = sum(loads)
-        return max(loads) * len(loads) / total if total else 1.0
+        if not total:
+            return 1.0
+        highest = max(load / one.weight for load, one in zip(loads, eligible, strict=True))
+        return highest * sum(replica.weight for replica in eligible) / total
 
     def status(self) -> dict[str, Any]:
         """Return the fleet's state for people."""
-        now = self._now()
         return {
             "models": [
                 {
                     "key": model.key,
+                    "weight": model.weight,
                     "names": sorted(model.names | model.served.keys()),
                     "policy": model.default_policy,
                     "routed": model.num_routed,
                     "skew": round(self.skew(model.key), 3),
                     "replicas": [
-                        self._replica_status(replica, now)
+                        self._report.replica(replica)
                         for replica in self._registry.of_model(model.key)
                     ],
+                    "discoveries": [
+                        {"kind": feed.kind, "problem": feed.problem}
+                        for feed in self._feeds
+                        if feed.model_key == model.key
+                    ],
                 }
-                for model in self._models
+                for model in self._models()
             ],
             "index": {tier.value: count for tier, count in self._index.num_blocks().items()},
-        }
-
-    def _replica_status(self, replica: Replica, now: float) -> dict[str, Any]:
-        load = self._book.snapshot(replica.replica_id, now)
-        return {
-            "id": replica.replica_id,
-            "url": replica.url,
-            "state": replica.state.value,
-            "reason": replica.state_reason,
-            "for_s": round(now - replica.since, 1),
-            "in_flight": load.in_flight,
-            "outstanding_prefill_s": round(load.prefill_s, 3),
-            "block_size": replica.block_size,
-            "num_blocks": replica.facts.num_blocks,
-            "follows_events": replica.follows_events,
         }

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from gateway.api.asgi import CUT_OFF, ON_DISCONNECT
-from gateway.api.public import OPEN_PATHS
+from gateway.api.probes import OPEN_PATHS
 from gateway.errors import (
     GatewayError,
     HeadersTooLarge,
@@ -69,12 +69,15 @@ class LimitedProtocol(HttpToolsProtocol):
 
     Args:
         limits: Shared by all connections of a listener.
+        is_draining: Whether the listener is about to close: then every answer is a connection's
+            last one.
         config, server_state, app_state, _loop: uvicorn's own.
     """
 
     def __init__(
         self,
         limits: ConnectionLimits,
+        is_draining: Callable[[], bool],
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -82,12 +85,30 @@ class LimitedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits
+        self._is_draining = is_draining
         self._num_header_bytes = 0
         self._arriving = False  # a request has begun and is not whole
         self._in_head = False
+        self._asked = False  # a request's headers were whole once: there is a cycle
         self._surplus = False  # beyond the limit: only probes are answered
         self._arrival_timer: asyncio.TimerHandle | None = None
         self._on_disconnect: Callable[[], None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is arriving or running, or its answer is not yet handed over."""
+        running = self._asked and not self.cycle.response_complete
+        return self._arriving or running or self.transport.get_write_buffer_size() > 0
+
+    @property
+    def fresh(self) -> bool:
+        """Whether no request has come in yet."""
+        return not (self._asked or self._arriving)
+
+    def keep_alive_no_longer(self) -> None:
+        """Let the answer that is being made be the last one here."""
+        if self._asked:
+            self.cycle.keep_alive = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """asyncio: a client connected."""
@@ -157,6 +178,9 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         # uvicorn has no seam for how a response is written, and nothing else is changed.
         self.cycle.__class__ = ResponseCycle
+        self._asked = True
+        if self._is_draining():
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         """httptools: a piece of the request's body."""
@@ -181,12 +205,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         self.data_received(b"\r\n".join(head) + b"\r\n\r\n" + rest)
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """uvicorn: give a request to the application."""
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ARG002 - old
+        """uvicorn: give a request to the application: of now, not of when the client connected."""
         if self._surplus and cycle.scope["path"] not in OPEN_PATHS:
             self._refuse(_overloaded())
         else:
-            super()._start_asgi_task(cycle, app)
+            super()._start_asgi_task(cycle, self.config.loaded_app)
 
     def _set_on_disconnect(self, call: Callable[[], None] | None) -> None:
         self._on_disconnect = call

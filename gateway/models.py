@@ -1,63 +1,23 @@
-"""The models that the gateway serves: their names, their replicas' prices, their policies."""
+"""The models that the gateway serves, the pools that serve them, and which of those a request gets.
+
+A pool is one entry of the configuration's `models`. Most names have one pool, and then there is
+nothing to choose; gateway/sharing.py draws where several serve the same name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import assert_never
 
-from gateway.config.models import (
-    ConsistentHashConfig,
-    CostConfig,
-    ExpectedTtftConfig,
-    GatewayConfig,
-    LeastLoadedConfig,
-    ModelConfig,
-    PolicyConfig,
-    PowerOfTwoConfig,
-    PrefixAffinityConfig,
-    RoundRobinConfig,
-    RuleConfig,
-    SessionConfig,
-)
+from gateway.config.models import GatewayConfig, ModelConfig, RuleConfig
 from gateway.errors import ModelNotFound, NoEligibleReplica
 from gateway.prompt.prepare import Preparer
-from gateway.proxy.headers import Header, first
-from gateway.replicas.registry import ServedModel
+from gateway.replicas.facts import ServedModel
+from gateway.replicas.registry import Replica
+from gateway.routes import Route, build_cost, build_routes
+from gateway.rules import Rule, Wanted, build_rules
 from routing.cost import CostModel
-from routing.policies import (
-    ConsistentHash,
-    ExpectedTtft,
-    LeastLoaded,
-    Policy,
-    PowerOfTwo,
-    PrefixAffinity,
-    RoundRobin,
-    Session,
-)
-from routing.policies.expected_ttft import Profile
-from routing.router import LoadBound, Router
-
-# Where no consistent_hash policy says otherwise; see that policy's own description.
-DEFAULT_AFFINITY_BLOCKS = 16
-DEFAULT_SESSION_HEADER = "x-session-id"
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """How one kind of request of one model is routed.
-
-    Attributes:
-        name: The policy's name in the configuration.
-        router: Decides.
-        affinity_blocks: Leading blocks that make the affinity key.
-        session_header: Names the session, in lower case.
-    """
-
-    name: str
-    router: Router
-    affinity_blocks: int
-    session_header: bytes
+from routing.types import ReplicaId
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +31,8 @@ class Model:
         route_by_policy: Its routes by policy name.
         default_policy: For requests that no rule takes.
         names: What the configuration calls it; empty where its replicas have to tell.
+        aliases: Those of `names` that may be LoRA adapters.
+        weight: Its share of the requests for names that other pools serve too; 0 for none.
         served: What its replicas said they serve, by name.
         num_routed: Requests routed so far.
     """
@@ -81,80 +43,213 @@ class Model:
     route_by_policy: Mapping[str, Route]
     default_policy: str
     names: frozenset[str]
-    served: dict[str, ServedModel] = field(default_factory=dict)
+    aliases: frozenset[str] = frozenset()
+    weight: float = 1.0
+    served: Mapping[str, ServedModel] = field(default_factory=dict)
     num_routed: int = 0
+    _told: dict[ReplicaId, Sequence[ServedModel]] = field(default_factory=dict)
 
     def lora(self, name: str) -> str:
         """Return the LoRA adapter that a model name asks for; empty for the base model."""
         served = self.served.get(name)
-        return name if served is not None and served.parent is not None else ""
+        if served is not None:
+            return name if served.parent is not None else ""
+        # Replicas list every name of their base model. An alias that none of them lists is an
+        # adapter that engines load on demand, and must not share the base model's block keys.
+        return name if self.served and name in self.aliases else ""
+
+    def able(self, replicas: list[Replica], name: str) -> list[Replica]:
+        """Return those of its replicas that can answer requests for a name.
+
+        For the base model all can, and for an adapter that nobody has loaded all may. Else those
+        can that list it, and those that list nothing, as they may have it.
+        """
+        served = self.served.get(name)
+        if served is None or served.parent is None:
+            return replicas
+        return [replica for replica in replicas if self._may_have(replica.replica_id, name)]
+
+    def _may_have(self, replica_id: ReplicaId, name: str) -> bool:
+        told = self._told.get(replica_id)
+        return told is None or any(entry.name == name for entry in told)
+
+    def learn(self, replica_id: ReplicaId, told: Sequence[ServedModel]) -> bool:
+        """Note what a replica says it serves now, and return whether that is news.
+
+        A replica that lists nothing has said nothing: what it said before holds.
+        """
+        if not told or self._told.get(replica_id) == told:
+            return False
+        self._told[replica_id] = told
+        self._unite()
+        return True
+
+    def inherit(self, before: Model) -> None:
+        """Take over what the same pool has learned under the configuration before."""
+        self.num_routed = before.num_routed
+        self._told = before._told
+        self._unite()
+
+    def forget(self, replica_id: ReplicaId) -> bool:
+        """Forget what a replica that is gone has said, and return whether that was anything."""
+        known = self._told.pop(replica_id, None) is not None
+        if known:
+            self._unite()
+        return known
+
+    def _unite(self) -> None:
+        served: dict[str, ServedModel] = {}
+        for told in self._told.values():
+            for entry in told:
+                served.setdefault(entry.name, entry)
+        self.served = served
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Where a request may go, before a pool is drawn.
+
+    Attributes:
+        name: What the request calls the model or the adapter.
+        pools: All that serve the name, in the order of the file.
+        open: Those that may take it, at least one; several share such requests by their weights.
+        rule: The rule that took it, or None.
+    """
+
+    name: str
+    pools: tuple[Model, ...]
+    open: tuple[Model, ...]
+    rule: Rule | None
+
+    def route(self, pool: Model) -> Route:
+        """Return how the request is routed in one of the pools."""
+        policy = self.rule.policy if self.rule is not None else None
+        return pool.route_by_policy[policy or pool.default_policy]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The pool and the route that a request got, and why.
+
+    Attributes:
+        offer: What there was to choose from.
+        model: The pool.
+        route: How its replica is chosen.
+        passed_over: The pool whose turn it was, had one of its replicas been ready.
+    """
+
+    offer: Offer
+    model: Model
+    route: Route
+    passed_over: Model | None = None
+
+    @property
+    def rule(self) -> str | None:
+        """The rule that took the request, by its name or place; None where none did."""
+        return None if self.offer.rule is None else self.offer.rule.label
 
 
 class Models:
-    """Finds the model and the route of a request.
+    """Finds the pools and the route of a request.
 
     Args:
-        models: All models of the configuration.
+        models: All pools of the configuration.
         rules: In order; the first one that matches wins.
     """
 
     def __init__(self, models: Sequence[Model], rules: Sequence[RuleConfig]) -> None:
         self._models = models
-        self._rules = rules
-        self._model_by_name = {name: model for model in models for name in model.names}
+        self._rules = build_rules(rules)
+        self._model_by_key = {model.key: model for model in models}
+        self._configured = frozenset[str]().union(*(model.names for model in models))
+        self._offer_by_name: dict[str, Offer] = {}
+        self._index()
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._models)
 
-    def find(self, name: str) -> Model:
-        """Return the model that a request names.
+    def offer(self, wanted: Wanted) -> Offer:
+        """Return where a request may go.
 
         Raises:
-            ModelNotFound: Neither the configuration nor a replica knows the name.
+            ModelNotFound: Neither the configuration nor a replica knows the name, or its pools
+                take only what rules send, and none sent this request.
             NoEligibleReplica: It cannot be said yet, as a model's replicas have to tell its name.
         """
-        model = self._model_by_name.get(name)
-        if model is not None:
-            return model
-        if any(not known.names and not known.served for known in self._models):
-            raise NoEligibleReplica("No replica has told yet which model it serves.")
-        names = ", ".join(sorted(self._model_by_name))
-        message = f"The model `{name}` does not exist. Served models: {names}."
-        raise ModelNotFound(message, param="model")
+        offer = self._offer_by_name.get(wanted.name)
+        if offer is None:
+            raise self._unknown(wanted.name)
+        rule = self._rule(wanted, offer.pools) if self._rules else None
+        if rule is not None:
+            takes = offer.open if rule.pool is None else (self._model_by_key[rule.pool],)
+            offer = Offer(offer.name, offer.pools, takes, rule)
+        if not offer.open:
+            raise self._unknown(wanted.name)
+        return offer
 
-    def learn(self, model_key: str, served: Iterable[ServedModel]) -> None:
-        """Note what a replica of a model says it serves; a configured name keeps its model."""
-        model = next(m for m in self._models if m.key == model_key)
-        for entry in served:
-            model.served[entry.name] = entry
-            self._model_by_name.setdefault(entry.name, model)
+    def _rule(self, wanted: Wanted, pools: Sequence[Model]) -> Rule | None:
+        is_adapter = any(pool.lora(wanted.name) for pool in pools)
+        keys = [pool.key for pool in pools]
+        for rule in self._rules:
+            if rule.pool is not None and rule.pool not in keys:
+                continue  # its pool does not serve the name
+            if rule.matches(wanted, is_adapter=is_adapter):
+                return rule
+        return None
+
+    def _unknown(self, name: str) -> ModelNotFound | NoEligibleReplica:
+        if any(not model.names and not model.served for model in self._models):
+            return NoEligibleReplica("No replica has told yet which model it serves.")
+        open_names = (known for known, offer in self._offer_by_name.items() if offer.open)
+        names = ", ".join(sorted(open_names))
+        message = f"The model `{name}` does not exist. Served models: {names}."
+        return ModelNotFound(message, param="model")
+
+    def inherit(self, before: Models) -> None:
+        """Take over what pools of the same key know from running: a reload keeps it."""
+        for model in self._models:
+            old = before._model_by_key.get(model.key)
+            if old is not None:
+                model.inherit(old)
+        self._index()
+
+    def __getitem__(self, key: str) -> Model:
+        return self._model_by_key[key]
+
+    def learn(self, replica: Replica) -> None:
+        """Note what a replica says it serves; a configured name keeps its pools."""
+        if self._model_by_key[replica.model_key].learn(replica.replica_id, replica.facts.models):
+            self._index()
+
+    def forget(self, replica: Replica) -> None:
+        """Forget what a replica that is gone has said."""
+        if self._model_by_key[replica.model_key].forget(replica.replica_id):
+            self._index()
+
+    def _index(self) -> None:
+        """Work out what every name offers where no rule decides, so that no request has to."""
+        pools_by_name: dict[str, list[Model]] = {}
+        for model in self._models:
+            for name in model.names | (model.served.keys() - self._configured):
+                pools_by_name.setdefault(name, []).append(model)
+        self._offer_by_name = {
+            name: Offer(name, tuple(pools), tuple(pool for pool in pools if pool.weight > 0), None)
+            for name, pools in pools_by_name.items()
+        }
 
     def served(self) -> Mapping[str, ServedModel]:
         """Return what clients may ask for, by name: configured names, aliases and adapters."""
-        found: dict[str, ServedModel] = {}
-        for name, model in sorted(self._model_by_name.items()):
-            base = next(iter(model.served.values()), ServedModel(name))
-            found[name] = model.served.get(name, ServedModel(name, None, base.max_model_len))
-        return found
+        found = sorted(self._offer_by_name.items())
+        return {name: _told_of(name, offer.pools) for name, offer in found}
 
-    def route(self, model: Model, path: str, headers: Sequence[Header]) -> Route:
-        """Return how a request is routed: by the first rule that matches, else by its model."""
-        for rule in self._rules:
-            if self._matches(rule, model, path, headers):
-                return model.route_by_policy[rule.policy]
-        return model.route_by_policy[model.default_policy]
 
-    def _matches(
-        self, rule: RuleConfig, model: Model, path: str, headers: Sequence[Header]
-    ) -> bool:
-        when = rule.when
-        if when.model is not None and self._model_by_name.get(when.model) is not model:
-            return False
-        if when.path is not None and when.path != path:
-            return False
-        return all(
-            first(headers, name.encode()) == value.encode() for name, value in when.headers.items()
-        )
+def _told_of(name: str, pools: Iterable[Model]) -> ServedModel:
+    """Return what there is to tell about a name; of several lengths the shortest is safe."""
+    told = [pool.served[name] for pool in pools if name in pool.served]
+    bases = [entry for pool in pools for entry in list(pool.served.values())[:1]]
+    lengths = [e.max_model_len for e in told or bases if e.max_model_len is not None]
+    parent = next((entry.parent for entry in told), None)
+    return ServedModel(name, parent, min(lengths, default=None))
 
 
 def build_model(config: GatewayConfig, model: ModelConfig, preparer: Preparer) -> Model:
@@ -166,70 +261,18 @@ def build_model(config: GatewayConfig, model: ModelConfig, preparer: Preparer) -
         preparer: Renders and tokenizes its prompts.
     """
     cost = build_cost(model.cost)
-    routes = {name: _route(name, policy, cost) for name, policy in config.policies.items()}
     return Model(
         key=model_key(model),
         cost=cost,
         preparer=preparer,
-        route_by_policy=routes,
+        route_by_policy=build_routes(config.policies, cost),
         default_policy=model.policy or config.default_policy,
         names=frozenset({*model.aliases, *([model.name] if model.name else [])}),
+        aliases=frozenset(model.aliases),
+        weight=model.weight,
     )
 
 
 def model_key(model: ModelConfig) -> str:
-    """Return a model's identity: its name, or a word for the one whose name replicas will tell."""
-    return model.name or "default"
-
-
-def build_cost(cost: CostConfig) -> CostModel:
-    """Return the prices that a configuration states."""
-    return CostModel(
-        prefill_token_s=cost.prefill_token_s,
-        prefill_pair_s=cost.prefill_pair_s,
-        decode_sequence_s=cost.decode_sequence_s,
-        decode_kv_token_s=cost.decode_kv_token_s,
-        l1_latency_s=cost.l1_latency_s,
-        l1_token_s=cost.l1_token_s,
-        l2_latency_s=cost.l2_latency_s,
-        l2_token_s=cost.l2_token_s,
-    )
-
-
-def _route(name: str, config: PolicyConfig, cost: CostModel) -> Route:
-    bound = LoadBound()
-    if not isinstance(config, RoundRobinConfig):
-        bound = LoadBound(config.load_bound, config.slack)
-    affinity_blocks, session_header = DEFAULT_AFFINITY_BLOCKS, DEFAULT_SESSION_HEADER
-    if isinstance(config, ConsistentHashConfig):
-        affinity_blocks = config.affinity_blocks
-    if isinstance(config, SessionConfig):
-        session_header = config.header
-    router = Router(_policy(config, cost), bound)
-    return Route(name, router, affinity_blocks, session_header.encode())
-
-
-def _policy(config: PolicyConfig, cost: CostModel) -> Policy:  # noqa: PLR0911 - one row a kind
-    match config:
-        case ExpectedTtftConfig():
-            return ExpectedTtft(
-                cost=cost,
-                profile=Profile(config.profile),
-                prefill_weight=config.prefill_weight,
-                decode_steps=config.decode_steps,
-                fixed_s=config.fixed_s,
-            )
-        case PrefixAffinityConfig():
-            return PrefixAffinity()
-        case ConsistentHashConfig():
-            return ConsistentHash()
-        case PowerOfTwoConfig():
-            return PowerOfTwo()
-        case LeastLoadedConfig():
-            return LeastLoaded()
-        case SessionConfig():
-            return Session()
-        case RoundRobinConfig():
-            return RoundRobin()
-        case _:
-            assert_never(config)
+    """Return a pool's identity: its name, its model's, or a word where replicas will tell that."""
+    return model.pool or model.name or "default"

@@ -17,11 +17,13 @@ from gateway.errors import ResponseNotFound
 from gateway.index.base import PrefixIndex
 from gateway.models import Model, Models
 from gateway.observability.record import RequestRecord
-from gateway.placement import Asked, KeysByBlockSize, Placer, prompt_keys, session_of
+from gateway.placement import Asked, KeysByBlockSize, Placer, prompt_keys
 from gateway.prompt.body import BodyKind, RequestBody, read_body, splice_cache_salt
 from gateway.proxy.headers import first
 from gateway.proxy.relay import Relay
-from gateway.replicas.registry import Registry, Replica, ReplicaState
+from gateway.replicas.registry import Registry, Replica
+from gateway.rules import Wanted
+from gateway.sharing import Sharing
 from gateway.tenancy import tenant_salt
 from routing.types import PrefixMatch, ReplicaId
 
@@ -36,6 +38,7 @@ class Pipeline:
     """
 
     models: Models
+    sharing: Sharing
     registry: Registry
     index: PrefixIndex
     placer: Placer
@@ -62,7 +65,7 @@ class Pipeline:
             request.caller.check_model(body.model)
             request, body = self.isolate(request, body)
             asked = await self.ask(request, body, record)
-            placed = self.placer.place(asked, self._home(request, asked.model))
+            placed = self.placer.place(asked, self._home(request, asked.choice.model))
             record.decided(placed.decision, self.now())
         await self.relay.forward(request, placed, client, record)
 
@@ -93,29 +96,29 @@ class Pipeline:
         return request, body.salted(salt)
 
     def _home(self, request: ClientRequest, model: Model) -> Replica | None:
-        """Return the replica that opened the request's session, as long as it lives."""
+        """Return the replica that opened the request's session, unless it is leaving or ill."""
         home = self.registry.get(self.relay.stored.session(request.headers) or ReplicaId(""))
-        if home is None or home.model_key != model.key or home.state is not ReplicaState.READY:
+        if home is None or home.model_key != model.key or not home.keeps_sessions:
             return None
         return home
 
     async def ask(self, request: ClientRequest, body: RequestBody, record: RequestRecord) -> Asked:
-        """Gather what a decision needs: the model, its route, token ids, block keys and matches.
+        """Gather what a decision needs: the pool, its route, token ids, block keys and matches.
 
         Raises:
             ModelNotFound: Nobody serves the model.
         """
-        model = self.models.find(body.model)
-        route = self.models.route(model, request.path, request.headers)
-        record.asked(model.key, body.stream, self.now())
+        wanted = Wanted(body.model, request.path, request.headers, request.caller.name)
+        choice = self.sharing.choose(self.models.offer(wanted), request.headers)
+        model, route = choice.model, choice.route
+        record.asked(choice, body.stream, self.now())
         prompt = await model.preparer.prepare(body)
         record.prepared(prompt, self.now())
         lora = model.lora(body.model)
         keys = prompt_keys(self.registry, model, prompt, lora, body.cache_salt)
         matches = await self._look_up(keys, record)
         record.looked_up(self.now())
-        session = session_of(route, request.headers)
-        return Asked(model, route, prompt, session, keys, matches)
+        return Asked(choice, prompt, route.session(request.headers), keys, matches)
 
     async def _look_up(
         self, keys: KeysByBlockSize, record: RequestRecord

@@ -15,11 +15,9 @@ from xxhash import xxh3_64_intdigest
 from gateway.config.models import IndexConfig
 from gateway.errors import NoEligibleReplica
 from gateway.index.base import PrefixIndex
-from gateway.models import Model, Route
+from gateway.models import Choice, Model
 from gateway.prompt.prepare import Prompt
-from gateway.proxy.headers import Header, first
 from gateway.replicas.registry import Registry, Replica, rung_of
-from gateway.stored import SESSION_HEADER
 from routing.hashing import HashSpec
 from routing.load import Lease, LoadBook
 from routing.types import (
@@ -32,21 +30,22 @@ from routing.types import (
     RouteQuery,
     Rung,
 )
+from routing.value import value
 
 KeysByBlockSize = Mapping[int, Sequence[BlockKey]]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Asked:
     """All that a decision about one request needs to know, besides the fleet's state.
 
     Attributes:
+        choice: Its pool and its route.
         keys_by_block_size: The prompt's block keys once for each block size in the fleet.
         matches: What the index says of them.
     """
 
-    model: Model
-    route: Route
+    choice: Choice
     prompt: Prompt
     session: bytes | None
     keys_by_block_size: KeysByBlockSize
@@ -63,12 +62,6 @@ def prompt_keys(
     return {
         size: prompt.keys(HashSpec(model.key, size, lora, cache_salt)) for size in sizes if size
     }
-
-
-def session_of(route: Route, headers: Sequence[Header]) -> bytes | None:
-    """Return the session that a request's headers name, or None."""
-    named = first(headers, route.session_header) or first(headers, SESSION_HEADER)
-    return named or None
 
 
 @dataclass(slots=True)
@@ -139,21 +132,27 @@ class Placer:
         """Decide where a request would go now, and change nothing.
 
         Raises:
-            NoEligibleReplica: Every replica of the model is starting, ejected or gone.
+            NoEligibleReplica: No replica of the pool is ready, or none has loaded the adapter that
+                the request names.
         """
-        replicas = self._registry.eligible(asked.model.key)
+        model, name = asked.choice.model, asked.choice.offer.name
+        replicas = model.able(self._registry.eligible(model.key), name)
         if not replicas:
-            raise NoEligibleReplica(f"No replica of `{asked.model.key}` is ready.")
+            states = self._registry.states(model.key)
+            told = ", ".join(f"{number} {state}" for state, number in states.items())
+            message = f"No replica of `{model.key}` is ready for `{name}`: {told or 'none known'}."
+            raise NoEligibleReplica(message, states)
         now = self._now()
         candidates = [
             Candidate(
                 replica=replica.replica_id,
                 load=self._book.snapshot(replica.replica_id, now),
                 match=asked.matches.get(replica.replica_id, NO_MATCH),
+                weight=replica.weight,
             )
             for replica in replicas
         ]
-        return asked.route.router.decide(_query(asked, replicas), candidates, self._rng)
+        return asked.choice.route.router.decide(_query(asked, replicas), candidates, self._rng)
 
     def place(self, asked: Asked, home: Replica | None = None) -> Placed:
         """Decide, and book the request on the chosen replica in the same step.
@@ -163,10 +162,15 @@ class Placer:
             home: Has its session's state, and so comes first; the decision says who is next.
 
         Raises:
-            NoEligibleReplica: As `decide`.
+            NoEligibleReplica: As `decide`, and the session has no home.
         """
-        decision = self.decide(asked)
-        asked.model.num_routed += 1
+        try:
+            decision = self.decide(asked)
+        except NoEligibleReplica:
+            if home is None:
+                raise
+            return self.follow(home.replica_id)
+        asked.choice.model.num_routed += 1
         # No wait since the decision: the chosen one is there.
         replica = home or self._registry[decision.replica]
         lease = self._book_asked(asked, replica)
@@ -185,11 +189,12 @@ class Placer:
     def _book_asked(self, asked: Asked, replica: Replica) -> Lease:
         replica_id = replica.replica_id
         match = asked.matches.get(replica_id, NO_MATCH)
-        price = asked.model.cost.usable(match, asked.prompt.num_tokens)
+        price = asked.choice.model.cost.usable(match, asked.prompt.num_tokens)
         times = self._times
         ttl_s = times.predicted_ttl_s if replica.follows_events else times.eventless_ttl_s
         keys = asked.keys_by_block_size.get(replica.block_size or 0, ())
-        self._index.predict(replica_id, keys, ttl_s)
+        if keys:
+            self._index.predict(replica_id, keys, ttl_s)
         return self._book.begin(replica_id, price.prefill_s, asked.prompt.num_tokens, self._now())
 
 
@@ -200,9 +205,9 @@ def _query(asked: Asked, replicas: Sequence[Replica]) -> RouteQuery:
         num_prompt_tokens=prompt.num_tokens,
         rung=rung if prompt.packed_tokens is None else rung_of(replicas),
         session_key=None if session is None else int(xxh3_64_intdigest(session)),
-        sequence=asked.model.num_routed,
+        sequence=asked.choice.model.num_routed,
     )
-    if asked.route.router.policy.can_rank(query):
+    if asked.choice.route.router.policy.can_rank(query):
         return query
     # Only now is it worth the time to make a key of the prompt's beginning.
     return replace(query, affinity_key=_affinity_key(asked))
@@ -214,5 +219,5 @@ def _affinity_key(asked: Asked) -> int | None:
         # With several block sizes any one will do, as long as it is always the same.
         keys = asked.keys_by_block_size[min(asked.keys_by_block_size)]
         if keys:
-            return keys[min(asked.route.affinity_blocks, len(keys)) - 1]
+            return keys[min(asked.choice.route.affinity_blocks, len(keys)) - 1]
     return asked.prompt.head_key()

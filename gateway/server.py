@@ -7,12 +7,14 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 import uvicorn
 
 from gateway.api.asgi import AsgiApp
+from gateway.api.probes import starting
 from gateway.config.access import ListenTlsConfig
 from gateway.http import ConnectionLimits, LimitedProtocol
 
@@ -26,6 +28,13 @@ BACKLOG = 4096
 # Enough for a burst of 1,500 connections to be in within 5 s, and few enough that the handles which
 # find nothing cost no more than the connection itself.
 ACCEPTS_A_ROUND = 16
+
+# Between two looks at whether anything runs, while draining: an exit that is late by this much is
+# not noticed, and 10,000 connections are looked through in a millisecond.
+_LOOK_S = 0.02
+# For requests that were ended at the limit to tell their clients. Whoever does not read by then
+# has a full window, and will not.
+_LAST_WORDS_S = 1.0
 
 
 class ListenError(Exception):
@@ -67,27 +76,41 @@ def url_of(bound: socket.socket, scheme: str = "http") -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
+@dataclass(frozen=True, slots=True)
+class DrainTimes:
+    """How long a listener that was told to stop serves on.
+
+    Attributes:
+        notice_s: At least, even where nothing runs: in this time balancers notice.
+        limit_s: At most, the notice included; then running requests are ended.
+    """
+
+    notice_s: float
+    limit_s: float
+
+
 class Server(uvicorn.Server):
     """One listener. Signals are the gateway's business, as it has two listeners and an order.
 
+    Answers from the start, as `gateway.api.probes.starting` does, until it is given an application.
+
     Args:
-        app: What to serve.
-        drain_s: Seconds that running requests get once `stop` was called.
         limits: Of client connections.
+        drain: How long it serves on once `stop` was called.
         tls: Certificate and key files; None for plain HTTP.
     """
 
     def __init__(
-        self,
-        app: AsgiApp,
-        drain_s: float,
-        limits: ConnectionLimits,
-        tls: ListenTlsConfig | None = None,
+        self, limits: ConnectionLimits, drain: DrainTimes, tls: ListenTlsConfig | None = None
     ) -> None:
+        self._drain_times = drain
+        self._tls = tls
+        self._stopping = asyncio.Event()
+        self._at_once = False
         super().__init__(
             uvicorn.Config(
-                cast("Any", app),  # ASGI by names of our own
-                http=cast("type[asyncio.Protocol]", partial(LimitedProtocol, limits)),
+                cast("Any", starting),  # ASGI by names of our own
+                http=self._protocol(limits),
                 ssl_certfile=tls.cert_file if tls else None,
                 ssl_keyfile=tls.key_file if tls else None,
                 ws="none",
@@ -99,10 +122,29 @@ class Server(uvicorn.Server):
                 server_header=False,
                 date_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=max(1, round(drain_s)),
             )
         )
-        self._stopping = asyncio.Event()
+
+    def give(self, app: AsgiApp) -> None:
+        """Serve by this application from the next request on, on open connections too."""
+        self.config.app = self.config.loaded_app = cast("Any", app)
+
+    def configure(self, limits: ConnectionLimits, drain: DrainTimes) -> None:
+        """Put other limits in force, and a certificate that was renewed, for new connections."""
+        self._drain_times = drain
+        self.config.http_protocol_class = self._protocol(limits)
+        if self._tls is not None and self.config.ssl is not None:
+            self.config.ssl.load_cert_chain(self._tls.cert_file, self._tls.key_file)
+
+    def _protocol(self, limits: ConnectionLimits) -> type[asyncio.Protocol]:
+        protocol = partial(LimitedProtocol, limits, self._stopping.is_set)
+        return cast("type[asyncio.Protocol]", protocol)
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Drain, then return from `serve`; with `at_once`, end what runs now as at the limit."""
+        self._at_once = self._at_once or at_once
+        self.should_exit = True
+        self._stopping.set()
 
     async def main_loop(self) -> None:
         """uvicorn: serve until `stop`. Its own loop wakes up ten times a second to look."""
@@ -114,7 +156,60 @@ class Server(uvicorn.Server):
         """Leave the process's signals alone."""
         yield
 
-    def stop(self) -> None:
-        """Accept no further connections, let running requests end, then return from `serve`."""
-        self.should_exit = True
-        self._stopping.set()
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn: drain, close everything, and return when no request runs any more.
+
+        The listener is open as long as anything runs: a connection that comes meanwhile is
+        answered, and would be reset otherwise (docs/adr/0019).
+        """
+        if not await self._drained():
+            self._cancel_requests()  # each tells its client, and lets go of its replica
+            await self._quiet_within(_LAST_WORDS_S)
+        for server in self.servers:
+            server.close()
+        for listening in sockets or ():
+            listening.close()
+        for connection in self._connections():
+            connection.transport.close()
+        await asyncio.sleep(_LOOK_S)  # TLS says goodbye first
+        for connection in self._connections():
+            connection.transport.abort()
+        if self.server_state.tasks:  # stuck on a client that does not read
+            self._cancel_requests()
+            await asyncio.wait(self.server_state.tasks, timeout=_LAST_WORDS_S)
+
+    async def _drained(self) -> bool:
+        """Serve on until nothing runs and the notice is over; False where the limit comes first."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        for connection in self._connections():
+            connection.keep_alive_no_longer()
+        while not self._at_once and clock() < began + self._drain_times.limit_s:
+            if clock() >= began + self._drain_times.notice_s:
+                if not self._runs():
+                    return True
+                self._close_idle()
+            await asyncio.sleep(_LOOK_S)
+        return not self._runs()
+
+    async def _quiet_within(self, within_s: float) -> None:
+        clock = asyncio.get_running_loop().time
+        until = clock() + within_s
+        while self._runs() and clock() < until:  # noqa: ASYNC110 - uvicorn has no such event
+            await asyncio.sleep(_LOOK_S)
+
+    def _runs(self) -> bool:
+        return bool(self.server_state.tasks) or any(c.busy for c in self._connections())
+
+    def _close_idle(self) -> None:
+        # A fresh connection is about to bring its request; it goes last.
+        for connection in self._connections():
+            if not (connection.busy or connection.fresh):
+                connection.transport.close()
+
+    def _cancel_requests(self) -> None:
+        for task in self.server_state.tasks:
+            task.cancel()
+
+    def _connections(self) -> list[LimitedProtocol]:
+        return cast("list[LimitedProtocol]", list(self.server_state.connections))

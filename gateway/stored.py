@@ -20,6 +20,8 @@ _ID_SHOWS_BYTES = 256  # vLLM writes the id first, after at most the names of an
 # `ID; Expires=...`, and clients send the id with each later request.
 _NEW_SESSION = b"x-amzn-sagemaker-new-session-id"
 SESSION_HEADER = b"x-amzn-sagemaker-session-id"
+NEW_SESSION = b"NEW_SESSION"  # a client's word for a session that it does not have yet
+RESPONSES_PATH = "/v1/responses"  # the one path whose answers can be asked for again
 MAX_SESSION_BYTES = 256  # SageMaker's own limit
 
 
@@ -32,11 +34,13 @@ class Notes:
 
     __slots__ = ("_head", "_keep", "_replica", "reading")
 
-    def __init__(self, keep: Callable[[bytes, ReplicaId], None], replica: ReplicaId) -> None:
+    def __init__(
+        self, keep: Callable[[bytes, ReplicaId], None], replica: ReplicaId, *, reading: bool
+    ) -> None:
         self._keep = keep
         self._replica = replica
         self._head = b""
-        self.reading = True
+        self.reading = reading
 
     def feed(self, piece: bytes) -> None:
         """Take the next piece of the body."""
@@ -55,14 +59,14 @@ class Stored:
     def __init__(self) -> None:
         self._replica_by_id: OrderedDict[bytes, ReplicaId] = OrderedDict()
 
-    def notes(self, headers: Sequence[Header], replica: ReplicaId) -> Notes:
+    def notes(self, headers: Sequence[Header], replica: ReplicaId, path: str) -> Notes:
         """Note what an answer's headers say, and return what reads the rest from its body."""
         opened = first(headers, _NEW_SESSION)
         if opened is not None:
             session = opened.partition(b";")[0].strip()
             if 0 < len(session) <= MAX_SESSION_BYTES:
                 self._keep(b"session " + session, replica)
-        return Notes(self._keep, replica)
+        return Notes(self._keep, replica, reading=path == RESPONSES_PATH)
 
     def response(self, response_id: str) -> ReplicaId | None:
         """Return who holds a response, or None."""
@@ -70,7 +74,7 @@ class Stored:
 
     def session(self, headers: Sequence[Header]) -> ReplicaId | None:
         """Return who opened the session that a request names, or None."""
-        named = first(headers, SESSION_HEADER)
+        named = first(headers, SESSION_HEADER) if self._replica_by_id else None
         return None if named is None else self._replica_by_id.get(b"session " + named)
 
     def _keep(self, key: bytes, replica: ReplicaId) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from math import ceil, floor
 
 
-def load_cap(total_in_flight: int, num_replicas: int, load_bound: float, slack: int) -> int:
+def load_cap(
+    total_in_flight: float, num_replicas: int, load_bound: float, slack: int, weight: float = 1.0
+) -> int:
     """Return the most requests one replica may hold once the next one is placed.
 
-    The mean counts the new request. With `load_bound` >= 1 some replica is always under the cap:
-    the least loaded one holds at most floor(total / n), and ceil((total + 1) / n) is above that.
+    The mean counts the new request, and a replica's part of it is in proportion to its weight. With
+    `load_bound` >= 1 some replica is always under its cap: the parts add up to one request more
+    than there are, so not every replica can hold as much as its own.
 
     Args:
         total_in_flight: Requests in flight over all eligible replicas, without the new one.
@@ -17,12 +20,14 @@ def load_cap(total_in_flight: int, num_replicas: int, load_bound: float, slack: 
         load_bound: Factor over the mean, at least 1.0.
         slack: Requests above the mean that are always allowed, so that small fleets and low
             traffic do not flap.
+        weight: The replica's, relative to the mean over all: above 0.
 
     Returns:
         A count of requests, at least 1.
 
     Raises:
-        ValueError: `num_replicas` is 0, or `load_bound` is below 1.0, or a count is negative.
+        ValueError: `num_replicas` is 0, or `load_bound` is below 1.0, or a count is negative, or
+            `weight` is not above 0.
 
     Source:
         Mirrokni, Thorup, Zadimoghaddam, "Consistent Hashing with Bounded Loads" (2018).
@@ -33,5 +38,7 @@ def load_cap(total_in_flight: int, num_replicas: int, load_bound: float, slack: 
         raise ValueError(f"load_bound must be at least 1.0, got {load_bound}")
     if total_in_flight < 0 or slack < 0:
         raise ValueError("total_in_flight and slack must not be negative")
+    if weight <= 0:
+        raise ValueError(f"weight must be above 0, got {weight}")
     mean = (total_in_flight + 1) / num_replicas
-    return max(ceil(load_bound * mean), floor(mean + slack), 1)
+    return max(ceil(load_bound * mean * weight), floor((mean + slack) * weight), 1)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from routing.types import PrefixMatch
+from routing.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CostModel:
     """Seconds that work costs on one model's replicas.
 
@@ -31,7 +30,7 @@ class CostModel:
         pairs = num_tokens * (num_before + num_tokens / 2)
         return self.prefill_token_s * num_tokens + self.prefill_pair_s * pairs
 
-    def decode_step_s(self, in_flight: int, kv_tokens: int) -> float:
+    def decode_step_s(self, in_flight: float, kv_tokens: float) -> float:
         """Return the seconds that the sequences of a replica add to one decode step."""
         return self.decode_sequence_s * in_flight + self.decode_kv_token_s * kv_tokens
 
@@ -65,7 +64,7 @@ class CostModel:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TierCost:
     """What one prompt costs on one replica: tokens by source, and seconds to load and compute."""
 

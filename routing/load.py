@@ -34,7 +34,12 @@ class _Account:
     def outstanding_s(self, now: float) -> float:
         if self.num_prefilling == 0:
             return 0.0
-        return max(0.0, self.pending_s - max(0.0, now - self.drain_since))
+        drained_s = now - self.drain_since
+        left_s = self.pending_s - drained_s if drained_s > 0.0 else self.pending_s
+        return max(0.0, left_s)
+
+
+_NO_LOAD = ReplicaLoad()
 
 
 class LoadBook:
@@ -96,8 +101,8 @@ class LoadBook:
     def snapshot(self, replica: ReplicaId, now: float) -> ReplicaLoad:
         """Return one replica's load at `now`."""
         account = self._account_by_replica.get(replica)
-        if account is None:
-            return ReplicaLoad()
+        if account is None or account.in_flight == 0:
+            return _NO_LOAD  # the same for all that are idle: most of a large fleet
         return ReplicaLoad(account.in_flight, account.outstanding_s(now), account.kv_tokens)
 
     def forget(self, replica: ReplicaId) -> None:

@@ -7,9 +7,11 @@ Everything here is a frozen value. A decision is a pure function of one `RouteQu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import NewType
+
+from routing.value import value
 
 ReplicaId = NewType("ReplicaId", str)
 """Names one running engine with its own KV cache and address."""
@@ -43,7 +45,7 @@ class Reason(StrEnum):
     ONLY = "only"  # the one eligible replica
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PrefixMatch:
     """How much of one prompt one replica need not compute, by the tier that serves it.
 
@@ -77,9 +79,11 @@ class PrefixMatch:
 NO_MATCH = PrefixMatch()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReplicaLoad:
     """What one replica still has to do for requests that we sent, counted by ourselves.
+
+    Whole numbers, but where a load is seen relative to a weight (routing/weights.py).
 
     Attributes:
         in_flight: Requests sent and not yet ended.
@@ -87,21 +91,26 @@ class ReplicaLoad:
         kv_tokens: Prompt tokens of the requests in flight: what each decode step must read.
     """
 
-    in_flight: int = 0
+    in_flight: float = 0
     prefill_s: float = 0.0
-    kv_tokens: int = 0
+    kv_tokens: float = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Candidate:
-    """One eligible replica at the moment of a decision."""
+    """One eligible replica at the moment of a decision.
+
+    Attributes:
+        weight: Its share of the work against the others, above 0; only ratios count.
+    """
 
     replica: ReplicaId
     load: ReplicaLoad = field(default_factory=ReplicaLoad)
     match: PrefixMatch = NO_MATCH
+    weight: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RouteQuery:
     """What the router may know about one request. Never its text.
 
@@ -120,7 +129,7 @@ class RouteQuery:
     sequence: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ScoreTerm:
     """One named part of a score, in the unit that its name ends with."""
 
@@ -128,7 +137,7 @@ class ScoreTerm:
     value: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Scored:
     """A policy's opinion of one candidate: the lowest score wins; `terms` explain it."""
 
@@ -136,21 +145,27 @@ class Scored:
     terms: tuple[ScoreTerm, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RankedCandidate:
     """One candidate as the router saw it, for explanations.
 
     Attributes:
-        over_cap: One more request would put it over the load cap.
+        candidate: With its load and weight as they are, not as the policy saw them.
+        load_cap: Most requests that it may hold; None for a policy that is not bounded.
     """
 
     candidate: Candidate
     score: float
     terms: tuple[ScoreTerm, ...]
-    over_cap: bool
+    load_cap: int | None
+
+    @property
+    def over_cap(self) -> bool:
+        """Whether one more request would put it over its cap."""
+        return self.load_cap is not None and self.candidate.load.in_flight + 1 > self.load_cap
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Decision:
     """Where one request goes, and all that is needed to say why.
 
@@ -159,8 +174,8 @@ class Decision:
         policy: The kind of the policy that ranked (a lower rung may have replaced the asked one).
         rung: How much was known.
         reason: Why this one.
-        load_cap: Most requests that one replica may hold after this decision; None for a policy
-            that is not bounded.
+        load_cap: Most requests that the chosen replica may hold after this decision; None for a
+            policy that is not bounded.
         ranked: All candidates, best first.
         order: Replicas to try, in order: the chosen one, then those under the cap, then the rest.
     """
@@ -182,8 +197,9 @@ class Decision:
         return next(r for r in self.ranked if r.candidate.replica == replica)
 
     def match_of(self, replica: ReplicaId) -> PrefixMatch:
-        """Return what one candidate was expected to hold."""
-        return self.ranked_of(replica).candidate.match
+        """Return what a replica was expected to hold; nothing where it was no candidate."""
+        ranked = (r.candidate for r in self.ranked)
+        return next((c.match for c in ranked if c.replica == replica), NO_MATCH)
 
     @property
     def order(self) -> Sequence[ReplicaId]:

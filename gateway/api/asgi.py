@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gateway.api.access import ANYBODY, Caller
 from gateway.api.encoding import decode_body
 from gateway.errors import GatewayError, PromptTooLarge, ReceiveTimeout
 from gateway.proxy.headers import Header, first, is_event_stream
+from routing.value import value
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -23,7 +23,7 @@ class ClientLeft(Exception):
     """The client closed its connection before the answer was whole."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ClientRequest:
     """A request as the client sent it.
 
@@ -45,6 +45,9 @@ class ClientRequest:
     client: str
     caller: Caller = ANYBODY
     undone: frozenset[bytes] = frozenset()
+
+
+_UNDONE = frozenset({b"content-encoding"})
 
 
 async def read_request(
@@ -71,11 +74,11 @@ async def read_request(
         path=scope["path"],
         target=path + b"?" + query if query else path,
         headers=headers,
-        body=decode_body(body, encoding, max_body_bytes),
+        body=decode_body(body, encoding, max_body_bytes) if encoding else body,
         scheme=scope.get("scheme", "http"),
         client=scope["client"][0] if scope.get("client") else "unknown",
         caller=caller,
-        undone=frozenset({b"content-encoding"}) if encoding else frozenset(),
+        undone=_UNDONE if encoding else frozenset(),
     )
 
 
@@ -143,14 +146,14 @@ class WhileConnected:
         self._task: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> None:
+    def __enter__(self) -> None:
         self._task = asyncio.current_task(self._loop)
         if self._register is not None:
             self._register(self._leave)
         else:
             self._watcher = asyncio.create_task(self._watch())
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._register is not None:
             self._register(None)
         elif self._watcher is not None:
@@ -196,10 +199,10 @@ class ClientResponse:
         """Send status and headers; ours replace those of the same name."""
         self.status = status
         self.is_event_stream = is_event_stream(headers)
-        ours = {name for name, _ in self._headers if name != b"vary"}
-        kept = [header for header in headers if header[0] not in ours]
-        start = {"status": status, "headers": [*kept, *self._headers]}
-        await self._send({"type": "http.response.start", **start})
+        ours = [name for name, _ in self._headers if name != b"vary"]
+        both = [header for header in headers if header[0] not in ours]
+        both += self._headers
+        await self._send({"type": "http.response.start", "status": status, "headers": both})
 
     async def write(self, piece: bytes) -> None:
         """Send a piece of the body; waits while the client reads slower than we write."""

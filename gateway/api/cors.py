@@ -25,8 +25,8 @@ class Cors:
 
     def headers(self, request: Sequence[Header]) -> list[Header]:
         """Return the headers that an answer to this request carries; none for other origins."""
-        origin = first(request, b"origin")
-        if origin is None or not self._origins:
+        origin = first(request, b"origin") if self._origins else None
+        if origin is None:
             return []
         vary: list[Header] = [(b"vary", b"Origin")]  # for caches, whoever asked
         if b"*" not in self._origins and origin not in self._origins:
@@ -36,8 +36,9 @@ class Cors:
 
     def preflight(self, method: str, request: Sequence[Header]) -> list[Header] | None:
         """Return the headers of a preflight's answer; None where the request is no preflight."""
-        wanted = first(request, b"access-control-request-method")
-        if not self._origins or method != "OPTIONS" or wanted is None:
+        if method != "OPTIONS" or not self._origins:
+            return None
+        if first(request, b"access-control-request-method") is None:
             return None
         headers = self.headers(request)
         if not any(name == b"access-control-allow-origin" for name, _ in headers):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gateway.api.access import Keys
 from gateway.config.access import AuthConfig, KeyConfig
 from gateway.config.errors import ConfigError
 from gateway.config.load import load_keys
+from gateway.config.watch import WatchedFile
 from gateway.observability.logging import EventLog
 
-# How often the file's time and size are looked at. A revoked key works this much longer.
+# How often the file is looked at. A revoked key works this much longer, twice where the file is
+# written in place.
 WATCH_INTERVAL_S = 1.0
+# 10,000 keys with their limits take 1 MiB.
+MAX_FILE_BYTES = 16 * 1024 * 1024
 
 
 def load_all_keys(auth: AuthConfig, environ: Mapping[str, str]) -> list[KeyConfig]:
@@ -27,30 +31,33 @@ def load_all_keys(auth: AuthConfig, environ: Mapping[str, str]) -> list[KeyConfi
     return [*auth.keys, *from_file]
 
 
-async def watch_keys(auth: AuthConfig, keys: Keys, log: EventLog) -> None:
-    """Put a changed key file in force until cancelled; a broken one changes nothing."""
-    if auth.keys_file is None:
-        return
-    path = Path(auth.keys_file)
-    seen = _version(path)
+async def watch_keys(auth_now: Callable[[], AuthConfig], keys: Keys, log: EventLog) -> None:
+    """Put a changed key file in force until cancelled; a broken one changes nothing.
+
+    Apart from the reload of the configuration: to revoke a key must work while that is broken.
+
+    Args:
+        auth_now: Returns the section in force, which may name another file one day.
+        keys: Takes the keys.
+        log: Gets one line for each change.
+    """
+    file: WatchedFile | None = None
     while True:
+        auth = auth_now()
+        if auth.keys_file is None:
+            file = None
+        elif file is None or str(file.path) != auth.keys_file:
+            file = WatchedFile(Path(auth.keys_file), MAX_FILE_BYTES)
+            file.look()  # whoever put the section in force has read it
+        elif file.look() is not None:
+            _load(auth, keys, log)
         await asyncio.sleep(WATCH_INTERVAL_S)
-        version = _version(path)
-        if version == seen:
-            continue
-        seen = version
-        try:
-            keys.replace(load_all_keys(auth, os.environ))
-        except ConfigError as problem:
-            log.warning("keys_file_broken", problem=str(problem))
-        else:
-            log.info("keys_file_loaded", file=auth.keys_file)
 
 
-def _version(path: Path) -> tuple[int, int, int] | None:
-    # The inode too: a ConfigMap swaps a link to a file that may have the same size and time.
+def _load(auth: AuthConfig, keys: Keys, log: EventLog) -> None:
     try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+        keys.replace(load_all_keys(auth, os.environ))
+    except ConfigError as problem:
+        log.warning("keys_file_broken", problem=str(problem))
+    else:
+        log.info("keys_file_loaded", file=auth.keys_file)

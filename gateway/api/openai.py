@@ -26,9 +26,9 @@ from gateway.api.asgi import (
 )
 from gateway.api.cors import Cors
 from gateway.api.endpoints import Endpoint, find
-from gateway.api.public import OPEN_PATHS
+from gateway.api.probes import OPEN_PATHS
 from gateway.config.models import GatewayConfig
-from gateway.errors import GatewayError, ReplicaTimeout
+from gateway.errors import Draining, GatewayError, ReplicaTimeout
 from gateway.observability.logging import EventLog
 from gateway.observability.record import Observer, RequestRecord
 from gateway.pipeline import Pipeline
@@ -120,6 +120,8 @@ class PublicApi:
             await self._serve(endpoint, caller, scope, receive, client, record)
         except ClientLeft:
             record.client_left = True
+        except asyncio.CancelledError:  # by the listener: its time to drain is over
+            await self._fail(client, record, Draining("The gateway is stopping."))
         except GatewayError as error:
             await self._fail(client, record, error)
         except Exception:  # noqa: BLE001 - the one border: a bug of ours must still be an answer
@@ -139,7 +141,7 @@ class PublicApi:
         record: RequestRecord,
     ) -> None:
         request = await read_request(scope, receive, caller, self._max_body_bytes)
-        async with WhileConnected(self._loop, scope, receive, client):
+        with WhileConnected(self._loop, scope, receive, client):
             await self._admission.enter(caller.name)
             try:
                 handled = self._pipeline.handle(request, endpoint, client, record)

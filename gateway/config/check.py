@@ -11,6 +11,7 @@ from gateway.config.crosschecks import DEFAULT_POLICY
 from gateway.config.errors import ConfigError, Finding
 from gateway.config.load import load_document
 from gateway.config.models import ExpectedTtftConfig, GatewayConfig, RuleConfig
+from gateway.config.summary import summary, used_policies
 
 EXIT_VALID = 0
 EXIT_INVALID = 2
@@ -37,7 +38,7 @@ def check_file(path: str | os.PathLike[str], environ: Mapping[str, str], out: Te
         out.write(f"{error}\n")
         return EXIT_INVALID
     out.write(f"{document.file}: valid\n")
-    out.writelines(f"{line}\n" for line in _summary(config))
+    out.writelines(f"{line}\n" for line in summary(config))
     for finding in warnings(config):
         problem = document.problem(finding)
         out.write(f"{problem.source}: {problem.key}: warning: {problem.text}\n")
@@ -52,27 +53,8 @@ def warnings(config: GatewayConfig) -> list[Finding]:
         *_unused_policies(config),
         *_idle_keys(config),
         *_shadowed_rules(config),
+        *_idle_pools(config),
     ]
-
-
-def _summary(config: GatewayConfig) -> Iterator[str]:
-    for model in config.models:
-        name = model.name or "(name read from the replicas)"
-        aliases = f", also called {', '.join(model.aliases)}" if model.aliases else ""
-        policy = model.policy or config.default_policy
-        yield f"  model {name}{aliases}: {_count(len(model.replicas), 'replica')}, policy {policy}"
-        for replica in model.replicas:
-            yield f"    replica {replica.id}: {replica.url}"
-        for section in model.discovery:
-            yield f"    discovery {section.kind}: {section.source}"
-    for name in sorted(_used(config)):
-        yield f"  policy {name}: {config.policies[name].kind}"
-    if config.rules:
-        yield f"  {_count(len(config.rules), 'rule')}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _open_admin(config: GatewayConfig) -> Iterator[Finding]:
@@ -82,7 +64,9 @@ def _open_admin(config: GatewayConfig) -> Iterator[Finding]:
 
 
 def _tokenizers(config: GatewayConfig) -> Iterator[Finding]:
-    matches_prompts = any(config.policies[name].kind in _MATCHING_KINDS for name in _used(config))
+    matches_prompts = any(
+        config.policies[name].kind in _MATCHING_KINDS for name in used_policies(config)
+    )
     for i, model in enumerate(config.models):
         path = ("models", i, "tokenizer")
         if model.tokenizer is None and matches_prompts:
@@ -98,13 +82,8 @@ def _is_missing_folder(tokenizer: str) -> bool:
     return tokenizer.startswith(("/", ".")) and not FilePath(tokenizer).is_dir()
 
 
-def _used(config: GatewayConfig) -> frozenset[str]:
-    models = (model.policy or config.default_policy for model in config.models)
-    return frozenset((*models, *(rule.policy for rule in config.rules)))
-
-
 def _unused_policies(config: GatewayConfig) -> Iterator[Finding]:
-    for name in sorted(config.policies.keys() - _used(config)):
+    for name in sorted(config.policies.keys() - used_policies(config)):
         if name != DEFAULT_POLICY:
             yield Finding(
                 ("policies", name),
@@ -123,10 +102,21 @@ def _idle_keys(config: GatewayConfig) -> Iterator[Finding]:
                 )
 
 
+def _idle_pools(config: GatewayConfig) -> Iterator[Finding]:
+    pinned = {rule.pool for rule in config.rules}
+    for i, model in enumerate(config.models):
+        if model.weight == 0 and (model.pool or model.name) not in pinned:
+            yield Finding(
+                ("models", i, "weight"), "no rule names this pool, so it gets no requests"
+            )
+
+
 def _shadowed_rules(config: GatewayConfig) -> Iterator[Finding]:
     for i, rule in enumerate(config.rules):
         for j, earlier in enumerate(config.rules[:i]):
-            if _conditions(earlier) <= _conditions(rule):
+            # A rule with a pool leaves requests for other pools' names to those after it.
+            takes_all = earlier.pool is None or earlier.pool == rule.pool
+            if takes_all and _conditions(earlier) <= _conditions(rule):
                 text = f"never matches, rules[{j}] takes all its requests, swap the two"
                 yield Finding(("rules", i), text, show_value=False)
                 break
@@ -134,7 +124,12 @@ def _shadowed_rules(config: GatewayConfig) -> Iterator[Finding]:
 
 def _conditions(rule: RuleConfig) -> frozenset[tuple[str, str]]:
     when = rule.when
-    named = {"model": when.model, "path": when.path}
+    named = {
+        "model": when.model,
+        "lora": when.lora,
+        "path": when.path,
+        "api_key": when.api_key,
+    }
     return frozenset(
         [
             *((key, value) for key, value in named.items() if value is not None),

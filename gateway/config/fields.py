@@ -24,6 +24,9 @@ DEFAULT_ADMIN = ("127.0.0.1", 9090)
 
 _DEFAULT_PORTS: Mapping[str, int] = MappingProxyType({"http": 80, "https": 443})
 _MAX_PORT = 65535
+# A thousandth of the others' work is one request now and then; beyond that it is a mistake.
+MIN_WEIGHT = 0.001
+MAX_WEIGHT = 1000.0
 
 
 class Section(BaseModel):
@@ -144,6 +147,19 @@ def _url_cure(text: str) -> str:
     return "must be http://HOST:PORT or https://HOST:PORT"
 
 
+def check_weight(weight: float) -> float:
+    """Return a replica's weight.
+
+    Raises:
+        PydanticCustomError: It is out of bounds.
+    """
+    if weight == 0:
+        raise refused("must be above 0, cordon a replica that shall get no requests")
+    if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+        raise refused(f"must be from {MIN_WEIGHT} to {MAX_WEIGHT:g}")
+    return weight
+
+
 Name = Annotated[str, AfterValidator(_check_name)]
 Label = Annotated[str, AfterValidator(_check_label)]
 Host = Annotated[str, AfterValidator(_check_host)]
@@ -152,5 +168,6 @@ RequestPath = Annotated[str, AfterValidator(_check_path)]
 ZmqEndpoint = Annotated[str, AfterValidator(_check_zmq)]
 ReplicaUrl = Annotated[str, AfterValidator(normal_url)]
 ApiKey = Annotated[SecretStr, AfterValidator(_check_key)]
+ReplicaWeight = Annotated[float, AfterValidator(check_weight)]
 Port = Annotated[int, Field(ge=0, le=_MAX_PORT)]
 Seconds = Annotated[float, Field(gt=0)]

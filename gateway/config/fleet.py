@@ -16,6 +16,7 @@ from gateway.config.fields import (
     ListOf,
     Name,
     ReplicaUrl,
+    ReplicaWeight,
     Section,
     ZmqEndpoint,
     host_and_port,
@@ -141,10 +142,20 @@ class ReplicaConfig(Section):
         "(/kv_event_sources, vLLM 0.31 and later); `off` trusts our own routing history; a mapping "
         "names the publisher.",
     )
+    weight: ReplicaWeight = Field(
+        1.0,
+        description="Share of the work as against its siblings: 2 settles at twice the load of 1. "
+        "An operator can put another in its place while the gateway runs.",
+    )
 
 
 class ModelConfig(Section):
-    """One model and the replicas that serve it."""
+    """One model and the pool of replicas that serve it.
+
+    Several entries may serve the same name, each with a `pool` of its own: a canary, or replicas
+    for one tenant. They share the name's requests by `weight`, and a session stays in one pool.
+    Where no replica of a pool is ready, the others take its share.
+    """
 
     name: Name | None = Field(
         None,
@@ -152,7 +163,22 @@ class ModelConfig(Section):
         "start; only the single model of a file may leave it out.",
     )
     aliases: ListOf[Name] = Field(
-        (), description="Further names that requests may use, LoRA adapters for example."
+        (),
+        description="Further names that requests may use, LoRA adapters for example. Adapters that "
+        "replicas tell need not stand here. One that stands here and is loaded nowhere may be "
+        "loaded on demand, so any replica gets its requests; else only those that have it do.",
+    )
+    pool: Name | None = Field(
+        None,
+        description="Name of this entry in metrics, logs and rules; unique over the file. Needed "
+        "where an earlier entry serves one of the same names.",
+        json_schema_extra={"default_text": "`name`"},
+    )
+    weight: float = Field(
+        1.0,
+        ge=0.0,
+        description="Share of the requests for names that several pools serve, as against the "
+        "others' weights: 95 and 5 are 5% for the second. 0 takes only what a rule sends.",
     )
     replicas: ListOf[ReplicaConfig] = Field(
         (),

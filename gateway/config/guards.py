@@ -44,8 +44,15 @@ class TimeoutsConfig(Section):
     )
     drain_s: Seconds = Field(
         30.0,
-        description="Seconds that running requests get to end after a stop signal. Kubernetes "
-        "kills after 30 s unless told otherwise.",
+        description="Seconds that running requests get to end after a stop signal; then each is "
+        "ended, a stream with an error event. Kubernetes kills after 30 s unless told otherwise.",
+    )
+    drain_notice_s: float = Field(
+        0.0,
+        ge=0.0,
+        description="Seconds at the start of `drain_s` in which new requests are served although "
+        "nothing else runs, with /readyz at 503: for balancers that learn from it. 0 where the "
+        "platform takes the gateway out before it signals, as the Helm chart's preStop does.",
     )
 
 

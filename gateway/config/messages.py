@@ -14,8 +14,8 @@ from gateway.config.fields import REFUSED, Section
 from gateway.config.models import CROSS_CHECK, GatewayConfig
 from gateway.config.schema import Place, is_secret, place, words
 
-# Sections whose values come from requests' headers: a key may be among them.
-_HIDDEN_KEYS = frozenset({"headers"})
+# Where a key may stand: values of requests' headers, and in a rule a key in place of its name.
+_HIDDEN_KEYS = frozenset({"headers", "api_key"})
 
 # Errors that only follow from another one, or that cross_findings tells by itself.
 _IMPLIED = frozenset({"default_factory_not_called", CROSS_CHECK})

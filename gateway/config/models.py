@@ -21,13 +21,10 @@ from gateway.config.crosschecks import DEFAULT_POLICY, cross_findings
 from gateway.config.fields import (
     DEFAULT_ADMIN,
     DEFAULT_LISTEN,
-    HeaderName,
     Host,
     Label,
     ListOf,
-    Name,
     Port,
-    RequestPath,
     Seconds,
     Section,
 )
@@ -48,6 +45,7 @@ from gateway.config.policies import (
     RoundRobinConfig,
     SessionConfig,
 )
+from gateway.config.rules import RuleConfig, WhenConfig
 
 __all__ = [
     "AdminConfig",
@@ -110,29 +108,6 @@ class AdminConfig(Section):
         "allowed where the network protects it.",
     )
     port: Port = Field(DEFAULT_ADMIN[1], description="TCP port; 0 lets the system choose.")
-
-
-class WhenConfig(Section):
-    """What a request must be like for a rule to take it: all conditions, at least one."""
-
-    model: Name | None = Field(None, description="Name or alias of the model, exactly.")
-    path: RequestPath | None = Field(
-        None, description="Path of the request, exactly, such as /v1/completions."
-    )
-    headers: dict[HeaderName, Name] = Field(
-        default_factory=dict,
-        description="Header name to value; every one must be there with exactly this value. Names "
-        "in any case.",
-    )
-
-
-class RuleConfig(Section):
-    """Sends some requests to a policy of their own; the first rule that matches wins."""
-
-    when: WhenConfig = Field(
-        description="Conditions, all of which must hold.", examples=["{path: /v1/completions}"]
-    )
-    policy: str = Field(description="Name of a policy.", examples=[DEFAULT_POLICY])
 
 
 class IndexConfig(Section):
@@ -212,10 +187,18 @@ class HealthConfig(Section):
         description="Failed probes in a row after which a replica gets no requests. 3 forgive one "
         "slow answer and eject within some seconds.",
     )
+    ready_replicas: int = Field(
+        1,
+        ge=0,
+        description="Ready replicas, of all models together, from which on /readyz says ready. 1: "
+        "a model without replicas must not take the others along. 0: ready without any, where "
+        "clients are to get our 503 rather than the balancer's own.",
+    )
     metrics_interval_s: Seconds = Field(
-        5.0,
-        description="Seconds between two scrapes of a replica's metrics. They are shown and never "
-        "decide, and scraping costs the engine time, so 5 s are often enough.",
+        10.0,
+        description="Seconds between two readings of what a replica says about itself in its "
+        "metrics and its list of models. They cost the engine time, and what cannot wait does not: "
+        "a new process is noticed with the next probe.",
     )
 
 
@@ -238,7 +221,7 @@ class GatewayConfig(Section):
         default_factory=AdminConfig, description="The admin listener, for operators."
     )
     models: ListOf[ModelConfig] = Field(
-        description="The models that are served, at least one.",
+        description="The models that are served, at least one; each entry is a pool of replicas.",
         examples=["[{replicas: [{url: 'http://engine-0:8000'}]}]"],
     )
     policies: dict[Label, PolicyConfig] = Field(
@@ -252,7 +235,7 @@ class GatewayConfig(Section):
         description="Policy of requests that neither a rule nor their model gives one.",
     )
     rules: ListOf[RuleConfig] = Field(
-        (), description="Policies for some requests; the first rule that matches wins."
+        (), description="Policies and pools for some requests; the first rule that matches wins."
     )
     index: IndexConfig = Field(
         default_factory=IndexConfig, description="The index of who holds which block."

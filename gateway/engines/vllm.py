@@ -7,8 +7,12 @@ from __future__ import annotations
 
 HEALTH_PATH = "/health"
 MODELS_PATH = "/v1/models"
+VERSION_PATH = "/version"
 METRICS_PATH = "/metrics"
 KV_EVENT_SOURCES_PATH = "/kv_event_sources"  # since 0.31
+
+# Pins a request to one data-parallel rank, since 0.12.
+RANK_HEADER = b"x-data-parallel-rank"
 
 CACHE_CONFIG_METRIC = "vllm:cache_config_info"
 KV_USAGE_METRIC = "vllm:kv_cache_usage_perc"

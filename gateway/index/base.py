@@ -48,3 +48,7 @@ class PrefixIndex(Protocol):
     def predict(self, replica: ReplicaId, keys: Sequence[BlockKey], ttl_s: float) -> None:
         """Record that a prompt was just sent to a replica."""
         ...
+
+    def num_blocks(self) -> Mapping[Tier, int]:
+        """Return how many different blocks each tier knows."""
+        ...

@@ -43,6 +43,19 @@ class Source:
     replay_endpoint: str | None = None
     topic: str = ""
 
+    def of_rank(self, rank: int) -> Source:
+        """Return where a data-parallel rank publishes, if this is where the first one does.
+
+        vLLM adds the rank to the ports.
+        """
+        replay = self.replay_endpoint
+        return Source(_shifted(self.endpoint, rank), replay and _shifted(replay, rank), self.topic)
+
+
+def _shifted(endpoint: str, rank: int) -> str:
+    base, _, port = endpoint.rpartition(":")
+    return f"{base}:{int(port) + rank}" if port.isdecimal() else endpoint
+
 
 @dataclass(slots=True)
 class StreamCounts:

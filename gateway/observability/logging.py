@@ -37,6 +37,10 @@ class EventLog:
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
 
+    def set_level(self, level: str) -> None:
+        """Write this level and more severe ones: debug, info, warning or error."""
+        self._logger.setLevel(level.upper())
+
     def info(self, event: str, **fields: Any) -> None:
         """Something that happens in a good day."""
         self._logger.info(event, extra={"fields": fields})

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from gateway.observability.histogram import Histogram
 
 # From a full cache hit on an idle replica (10 ms) to a nine-minute prefill.
 TTFT_BUCKETS_S = (
@@ -20,8 +21,8 @@ TTFT_BUCKETS_S = (
 STEP_BUCKETS_S = (20e-6, 50e-6, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.5)
 
 
-AnyMetric = MetricWrapperBase
-"""What counters, gauges and histograms have in common."""
+AnyMetric = Counter | Gauge | Histogram
+"""Any metric declared here."""
 
 
 class _Group:
@@ -37,9 +38,7 @@ class _Group:
         return Gauge(f"warmroute_{name}", text, labels.split(), registry=self._registry)
 
     def _histogram(self, name: str, text: str, labels: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(
-            f"warmroute_{name}", text, labels.split(), buckets=buckets, registry=self._registry
-        )
+        return Histogram(f"warmroute_{name}", text, labels.split(), buckets, self._registry)
 
 
 class RequestMetrics(_Group):
@@ -91,6 +90,12 @@ class RequestMetrics(_Group):
             "Index look-ups that failed; requests went on without matches.",
             "",
         )
+        self.pool_failovers = self._counter(
+            "pool_failovers",
+            "Requests that another pool of their name took, as no replica of this one could "
+            "answer; `model` is the pool that was passed over.",
+            "model",
+        )
         self.retries = self._counter(
             "retries", "Requests that moved on to the next replica, by why.", "replica reason"
         )
@@ -123,13 +128,51 @@ class ReplicaMetrics(_Group):
         self.prefill = self._gauge(
             "replica_outstanding_prefill_seconds", "Estimated prefill still to do.", "replica"
         )
-        self.state = self._gauge(
-            "replica_state", "1 for the state that a replica is in, else 0.", "replica state"
+        self.contradiction = self._gauge(
+            "replica_contradiction",
+            "1 where a replica says otherwise than the configuration (`name`, `block_size`, "
+            "`kv_events`) or than most replicas of its model (`model_root`, `max_model_len`); the "
+            "log and the status say what.",
+            "replica fact",
+        )
+        self.shared_address = self._gauge(
+            "replica_shared_address",
+            "1 where several engines answer at a replica's address, so that nobody chooses between "
+            "them; the log says the cure.",
+            "replica",
         )
         self.skew = self._gauge(
             "skew_ratio",
-            "Max over mean in-flight requests across ready replicas; 1 when idle.",
+            "Max over mean in-flight requests across ready replicas, relative to their weights; 1 "
+            "when idle.",
             "model",
+        )
+
+
+class FleetMetrics(_Group):
+    """Which replicas there are, and which of them may get requests."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
+        self.state = self._gauge(
+            "replica_state", "1 for the state that a replica is in, else 0.", "replica state"
+        )
+        self.weight = self._gauge(
+            "replica_weight",
+            "Share of the work that a replica gets as against its siblings, as configured or as an "
+            "operator said.",
+            "replica",
+        )
+        self.changes = self._counter(
+            "replica_changes",
+            "Changes of a replica's state, by the new state and why.",
+            "replica state reason",
+        )
+        self.discovery_problem = self._gauge(
+            "discovery_problem",
+            "1 where a discovery cannot know better now (its last good answer stays in force), "
+            "else 0; the log and the status say what.",
+            "model kind",
         )
 
 
@@ -163,6 +206,30 @@ class IndexMetrics(_Group):
         )
 
 
+class ConfigMetrics(_Group):
+    """What became of the configuration file."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
+        self.reloads = self._counter(
+            "config_reloads",
+            "Times that the configuration was loaded again: `applied`, `unchanged`, or `invalid`, "
+            "which changes nothing.",
+            "result",
+        )
+        self.valid = self._gauge(
+            "config_valid", "0 where the file cannot be used, so that the one before runs.", ""
+        )
+        self.needs_restart = self._gauge(
+            "config_needs_restart",
+            "Keys whose value in the file is not the running one, as only a restart reads them.",
+            "",
+        )
+        self.loaded_at = self._gauge(
+            "config_loaded_timestamp_seconds", "Unix time of the last load that was valid.", ""
+        )
+
+
 class Metrics:
     """The metrics of one gateway, in a registry of their own."""
 
@@ -170,11 +237,13 @@ class Metrics:
         self._registry = CollectorRegistry()
         self.request = RequestMetrics(self._registry)
         self.replica = ReplicaMetrics(self._registry)
+        self.fleet = FleetMetrics(self._registry)
         self.index = IndexMetrics(self._registry)
+        self.config = ConfigMetrics(self._registry)
 
     def forget_replica(self, replica: str) -> None:
         """Drop the gauges of a replica that is gone; what was counted stays."""
-        for group in (self.replica, self.index):
+        for group in (self.replica, self.fleet, self.index):
             for metric in vars(group).values():
                 if isinstance(metric, Gauge) and "replica" in metric._labelnames:  # noqa: SLF001 - no accessor
                     metric.remove_by_labels({"replica": replica})
@@ -195,10 +264,10 @@ def metrics_markdown() -> str:
         "|---|---|---|---|",
     ]
     metrics = Metrics()
-    groups = (metrics.request, metrics.replica, metrics.index)
+    groups = (metrics.request, metrics.replica, metrics.fleet, metrics.index, metrics.config)
     declared = (metric for group in groups for metric in vars(group).values())
     for metric in declared:
-        if not isinstance(metric, MetricWrapperBase):
+        if not isinstance(metric, AnyMetric):
             continue
         family = next(iter(metric.describe()))
         name = f"{family.name}_total" if family.type == "counter" else family.name

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any
+
+from prometheus_client import Counter
 
 from gateway.errors import GatewayError
+from gateway.models import Choice
+from gateway.observability.histogram import Tally
 from gateway.observability.logging import EventLog
-from gateway.observability.metrics import AnyMetric, Metrics
+from gateway.observability.metrics import Metrics
 from gateway.prompt.prepare import Prompt
 from gateway.proxy.usage import Usage, UsageReader
 from routing.types import Decision, ReplicaId
 
 # As nginx writes it: the client closed the connection before the answer was whole.
 CLIENT_LEFT_STATUS = 499
-
-M = TypeVar("M", bound=AnyMetric)
 
 
 @dataclass(slots=True)
@@ -26,6 +28,7 @@ class RequestRecord:
     Attributes:
         request_id: The client's X-Request-Id, or ours.
         path: The API's path, from the list of known ones.
+        model: The key of its pool.
         status: What the client got; 0 while nothing was sent.
     """
 
@@ -33,6 +36,7 @@ class RequestRecord:
     path: str
     received_at: float
     model: str = "unknown"
+    choice: Choice | None = None
     stream: bool = False
     status: int = 0
     decision: Decision | None = None
@@ -44,28 +48,30 @@ class RequestRecord:
     lookup_timed_out: bool = False
     lookup_failed: bool = False
     usage: UsageReader = field(default_factory=UsageReader)
-    step_s: dict[str, float] = field(default_factory=dict)
+    prepare_s: float | None = None
+    lookup_s: float | None = None
+    decide_s: float | None = None
     ttft_s: float | None = None
     _step_at: float = 0.0
 
-    def asked(self, model: str, stream: bool, now: float) -> None:
-        """The model is known."""
-        self.model, self.stream = model, stream
+    def asked(self, choice: Choice, stream: bool, now: float) -> None:
+        """The model is known, and its pool is chosen."""
+        self.choice, self.model, self.stream = choice, choice.model.key, stream
         self._step_at = now
 
     def prepared(self, prompt: Prompt, now: float) -> None:
         """The prompt was rendered and tokenized, or not."""
         self.prompt = prompt
-        self._step("prepare", now)
+        self.prepare_s, self._step_at = now - self._step_at, now
 
     def looked_up(self, now: float) -> None:
         """The index answered, or its deadline passed."""
-        self._step("lookup", now)
+        self.lookup_s, self._step_at = now - self._step_at, now
 
     def decided(self, decision: Decision | None, now: float) -> None:
         """The decision was made and reserved."""
         self.decision = decision
-        self._step("decide", now)
+        self.decide_s, self._step_at = now - self._step_at, now
 
     def tried(self, replica: ReplicaId) -> None:
         """The request is being sent to a replica."""
@@ -86,13 +92,38 @@ class RequestRecord:
         if not self.status:
             self.status = error.status
 
-    def _step(self, name: str, now: float) -> None:
-        self.step_s[name] = now - self._step_at
-        self._step_at = now
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """Where requests of one model, path and status are counted."""
+
+    number: Counter
+    duration: Tally
+
+
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """Where decisions of one kind are counted, and what became of them."""
+
+    number: Counter
+    ttft: Tally
+
+
+@dataclass(frozen=True, slots=True)
+class _Cached:
+    """Where one replica's tokens are counted."""
+
+    prompt: Counter
+    predicted: Counter
+    actual: Counter
 
 
 class Observer:
     """Turns the record of an ended request into metrics and one log line.
+
+    The metrics of each set of labels are kept here, as bounded as the labels are: to ask
+    prometheus_client for eight of them anew, which locks, checks and copies each time, is a tenth
+    of what a short request costs.
 
     Args:
         log: None to write no line a request.
@@ -103,66 +134,92 @@ class Observer:
         self._metrics = metrics
         self._log = log
         self._now = now
-        self._children: dict[tuple[object, tuple[str, ...]], object] = {}
+        step = metrics.request.step
+        self._steps = (step.labels("prepare"), step.labels("lookup"), step.labels("decide"))
+        self._ended: dict[tuple[str, str, int], _Ended] = {}
+        self._decided: dict[tuple[str, str, str, str, str], _Decided] = {}
+        self._cached: dict[ReplicaId, _Cached] = {}
+        self._problems: dict[tuple[str, str], Counter] = {}
 
     def ended(self, record: RequestRecord) -> None:
         """Observe the end of a request."""
         duration_s = self._now() - record.received_at
         status = CLIENT_LEFT_STATUS if record.client_left else record.status
         usage = record.usage.usage()
-        self._count(record, status, duration_s, usage)
+        self._count(record, status, duration_s)
+        if record.decision is not None:
+            self._count_decision(record, record.decision, usage)
+        self._count_trouble(record)
         if self._log is not None:
             self._log.info("request", **_fields(record, status, duration_s, usage))
 
-    def _count(
-        self, record: RequestRecord, status: int, duration_s: float, usage: Usage | None
-    ) -> None:
-        metrics = self._metrics.request
-        self._of(metrics.ended, record.model, record.path, str(status)).inc()
-        self._of(metrics.duration, record.model).observe(duration_s)
-        for step, seconds in record.step_s.items():
-            self._of(metrics.step, step).observe(seconds)
+    def _count(self, record: RequestRecord, status: int, duration_s: float) -> None:
+        metrics, key = self._metrics.request, (record.model, record.path, status)
+        ended = self._ended.get(key)
+        if ended is None:
+            number = metrics.ended.labels(record.model, record.path, str(status))
+            ended = self._ended[key] = _Ended(number, metrics.duration.labels(record.model))
+        ended.number.inc()
+        ended.duration.observe(duration_s)
+        for step, seconds in zip(
+            self._steps, (record.prepare_s, record.lookup_s, record.decide_s), strict=True
+        ):
+            if seconds is not None:
+                step.observe(seconds)
         if record.prompt is not None and record.prompt.problem is not None:
-            self._of(metrics.prepare_problems, record.model, record.prompt.problem).inc()
-        if record.lookup_timed_out:
-            metrics.lookup_timeouts.inc()
-        if record.lookup_failed:
-            metrics.lookup_failures.inc()
-        for replica, reason in record.retries:
-            self._of(metrics.retries, replica, reason).inc()
-        if record.error is not None:
-            self._of(metrics.failures, record.model, record.error).inc()
-        if record.decision is not None:
-            self._count_decision(record, record.decision, usage)
+            self._problem(record.model, record.prompt.problem).inc()
 
     def _count_decision(
         self, record: RequestRecord, decision: Decision, usage: Usage | None
     ) -> None:
         metrics = self._metrics.request
-        reason, rung = decision.reason.value, decision.rung.value
-        self._of(metrics.decisions, record.model, decision.policy, rung, reason).inc()
         match = decision.match_of(record.replica or decision.replica)
+        tier = match.deepest_tier or "none"
+        key = (record.model, decision.policy, decision.rung, decision.reason, tier)
+        decided = self._decided.get(key)
+        if decided is None:
+            decided = self._decided[key] = _Decided(
+                metrics.decisions.labels(*key[:-1]), metrics.ttft.labels(record.model, tier)
+            )
+        decided.number.inc()
         if record.ttft_s is not None:
-            tier = match.deepest_tier
-            name = tier.value if tier else "none"
-            self._of(metrics.ttft, record.model, name).observe(record.ttft_s)
+            decided.ttft.observe(record.ttft_s)
         if usage is not None and usage.cached_tokens is not None and record.replica is not None:
-            cached, replica = self._metrics.replica, record.replica
-            self._of(cached.prompt_tokens, replica).inc(usage.prompt_tokens)
-            self._of(cached.predicted_cached_tokens, replica).inc(match.total_tokens)
-            self._of(cached.actual_cached_tokens, replica).inc(usage.cached_tokens)
+            cached = self._cached_of(record.replica)
+            cached.prompt.inc(usage.prompt_tokens)
+            cached.predicted.inc(match.total_tokens)
+            cached.actual.inc(usage.cached_tokens)
 
-    def _of(self, metric: M, *labels: str) -> M:
-        """Return a metric's child for some labels.
+    def _cached_of(self, replica: ReplicaId) -> _Cached:
+        cached = self._cached.get(replica)
+        if cached is None:
+            metrics = self._metrics.replica
+            cached = self._cached[replica] = _Cached(
+                metrics.prompt_tokens.labels(replica),
+                metrics.predicted_cached_tokens.labels(replica),
+                metrics.actual_cached_tokens.labels(replica),
+            )
+        return cached
 
-        Kept here because prometheus_client's own look-up locks, checks and copies each time: eight
-        of them are a tenth of what a short request costs. As bounded as the labels are.
-        """
-        key = (metric, labels)
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = metric.labels(*labels)
-        return cast("M", child)
+    def _problem(self, model: str, problem: str) -> Counter:
+        counter = self._problems.get((model, problem))
+        if counter is None:
+            counter = self._metrics.request.prepare_problems.labels(model, problem)
+            self._problems[model, problem] = counter
+        return counter
+
+    def _count_trouble(self, record: RequestRecord) -> None:
+        metrics = self._metrics.request
+        if record.lookup_timed_out:
+            metrics.lookup_timeouts.inc()
+        if record.lookup_failed:
+            metrics.lookup_failures.inc()
+        for replica, reason in record.retries:
+            metrics.retries.labels(replica, reason).inc()
+        if record.error is not None:
+            metrics.failures.labels(record.model, record.error).inc()
+        if record.choice is not None and record.choice.passed_over is not None:
+            metrics.pool_failovers.labels(record.choice.passed_over.key).inc()
 
 
 def _fields(
@@ -178,6 +235,8 @@ def _fields(
     }
     if record.ttft_s is not None:
         fields["ttft_s"] = round(record.ttft_s, 6)
+    if record.choice is not None:
+        fields |= _choice_fields(record.choice)
     if record.decision is not None:
         fields |= _decision_fields(record, record.decision)
     if usage is not None:
@@ -190,6 +249,18 @@ def _fields(
         fields["retries"] = [f"{replica}:{reason}" for replica, reason in record.retries]
     if record.error is not None:
         fields["error"] = record.error
+    return fields
+
+
+def _choice_fields(choice: Choice) -> dict[str, Any]:
+    """Return what the pool's key does not say: only a few requests have any of it."""
+    fields: dict[str, Any] = {}
+    if choice.offer.name != choice.model.key:
+        fields["requested"] = choice.offer.name
+    if choice.offer.rule is not None:
+        fields["rule"] = choice.offer.rule.label
+    if choice.passed_over is not None:
+        fields["passed_over"] = choice.passed_over.key
     return fields
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
 from gateway.errors import InvalidRequest
 from gateway.prompt.form import form_field
+from routing.value import value
 
 # How much of a prompt's beginning names its affinity on the `hashed` rung. Long enough to reach
 # past a role and a greeting, short enough that a shared document's first page is the same for all.
@@ -33,7 +34,7 @@ class BodyKind(StrEnum):
     INVOCATION = "invocation"  # SageMaker: the body's own fields say which of these it is
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestBody:
     """A body that can be routed.
 

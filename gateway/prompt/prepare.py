@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from xxhash import xxh3_64_intdigest
 
@@ -13,9 +12,10 @@ from gateway.prompt.render import PromptProblem
 from gateway.prompt.tokenizer import PromptTokenizer, given_ids
 from routing.hashing import TOKEN_BYTES, HashSpec, block_keys, max_matched_blocks, pack_tokens
 from routing.types import BlockKey
+from routing.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Prompt:
     """What is known about one request's prompt.
 
@@ -73,11 +73,18 @@ class Preparer:
         self._inline_bytes = inline_bytes
         self._max_bytes = max_bytes
 
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether its prompts get exact token ids."""
+        return self._tokenizer is not None
+
     async def prepare(self, body: RequestBody) -> Prompt:
         """Return what can be known about a prompt. Never raises for a prompt's sake."""
         tokenizer = self._tokenizer
         if body.num_bytes > self._max_bytes:
             return _without_ids(body, "too_large")
+        if tokenizer is None and body.kind is not BodyKind.COMPLETION:
+            return _without_ids(body, "no_tokenizer")
         if body.num_bytes < self._inline_bytes:
             return _with_ids(tokenizer, body)
         loop = asyncio.get_running_loop()
@@ -100,8 +107,6 @@ def _with_ids(tokenizer: PromptTokenizer | None, body: RequestBody) -> Prompt:
 
 
 def _given_ids(body: RequestBody) -> list[int]:
-    if body.kind is not BodyKind.COMPLETION:
-        raise PromptProblem("no_tokenizer")
     return given_ids(body.fields.get("prompt"))
 
 

@@ -129,10 +129,11 @@ class Exchange:
                 connection.abort()
         self._wake()
 
-    def on_broken(self, message: str) -> None:
+    def on_broken(self, message: str, cause: Exception | None) -> None:
         """The connection ended, or its bytes are no HTTP, before the response was whole."""
         self._connection = None
         self._broken = StreamBroken(message)
+        self._broken.__cause__ = cause  # a TLS alert is one, which probes tell apart
         self._wake()
 
     async def _wait(self) -> None:
@@ -262,7 +263,7 @@ class Connection(asyncio.Protocol):
             if self._until_close and exc is None:
                 self._finish(reusable=False)
             else:
-                self._break("The replica closed the connection before its answer was whole.")
+                self._break("The replica closed the connection before its answer was whole.", exc)
         self._transport = None
 
     # httptools
@@ -317,8 +318,8 @@ class Connection(asyncio.Protocol):
         if exchange is not None:
             exchange.on_complete(reusable=reusable)
 
-    def _break(self, message: str) -> None:
+    def _break(self, message: str, cause: Exception | None = None) -> None:
         exchange = self._exchange
         self.abort()
         if exchange is not None:
-            exchange.on_broken(message)
+            exchange.on_broken(message, cause)

@@ -27,6 +27,7 @@ FRAMING = frozenset({b"host", b"content-length", b"expect"})
 # Where a client's API key for the gateway may be.
 CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
+_REWRITTEN = HOP_BY_HOP | FRAMING | FORWARDED | {b"x-request-id"}
 
 
 def first(headers: Iterable[Header], name: bytes) -> bytes | None:
@@ -58,30 +59,34 @@ def request_headers(
         bearer: The replica's own key; replaces the client's Authorization where there is one.
         without: Further headers that stay here: the client's key, undone content encodings.
     """
-    dropped = HOP_BY_HOP | FRAMING | FORWARDED | without | {b"x-request-id"}
-    dropped |= _named_by_connection(received)
+    kept: list[Header] = []
+    dropped: list[Header] = []
+    stays = without | _named_by_connection(received)
+    for header in received:  # one walk: a request has a dozen headers, and every look costs
+        (dropped if header[0] in _REWRITTEN or header[0] in stays else kept).append(header)
+    chain = [value for name, value in dropped if name == b"x-forwarded-for"]
+    kept += [
+        (b"x-forwarded-for", b", ".join([*chain, client.encode()])),
+        (b"x-forwarded-proto", first(dropped, b"x-forwarded-proto") or scheme.encode()),
+        (b"x-request-id", request_id),
+    ]
+    if first(kept, b"traceparent") is None:
+        kept.append((b"traceparent", traceparent))
     if bearer is not None:
-        dropped |= {b"authorization"}
-    headers = [header for header in received if header[0] not in dropped]
-    chain = [value for name, value in received if name == b"x-forwarded-for"]
-    headers.append((b"x-forwarded-for", b", ".join([*chain, client.encode()])))
-    proto = first(received, b"x-forwarded-proto") or scheme.encode()
-    headers += [(b"x-forwarded-proto", proto), (b"x-request-id", request_id)]
-    if first(received, b"traceparent") is None:
-        headers.append((b"traceparent", traceparent))
-    if bearer is not None:
-        headers.append((b"authorization", b"Bearer " + bearer))
-    return headers
+        kept = [header for header in kept if header[0] != b"authorization"]
+        kept.append((b"authorization", b"Bearer " + bearer))
+    return kept
 
 
 def response_headers(received: Sequence[Header]) -> list[Header]:
     """Return the headers of a replica's response that go to the client; Content-Length stays."""
-    dropped = HOP_BY_HOP | _named_by_connection(received)
-    if not is_event_stream(received):
-        return [header for header in received if header[0] not in dropped]
-    dropped |= {b"x-accel-buffering"}
+    dropped = HOP_BY_HOP
+    if further := _named_by_connection(received):
+        dropped |= further
     headers = [header for header in received if header[0] not in dropped]
-    headers.append((b"x-accel-buffering", b"no"))  # nginx collects events otherwise
+    if is_event_stream(received):
+        headers = [header for header in headers if header[0] != b"x-accel-buffering"]
+        headers.append((b"x-accel-buffering", b"no"))  # nginx collects events otherwise
     return headers
 
 
@@ -91,8 +96,9 @@ def is_event_stream(headers: Iterable[Header]) -> bool:
 
 
 def _named_by_connection(headers: Iterable[Header]) -> frozenset[bytes]:
+    """Return what Connection names beyond the hop-by-hop fields; for most messages nothing."""
     named: frozenset[bytes] = frozenset()
     for name, value in headers:
-        if name == b"connection":
+        if name == b"connection" and value != b"keep-alive":
             named |= {token.strip().lower() for token in value.split(b",")}
     return named

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from random import Random
 
 from gateway.api.asgi import ClientRequest, ClientResponse
+from gateway.engines import vllm
 from gateway.errors import (
     ConnectTimeout,
     GatewayError,
@@ -21,6 +22,7 @@ from gateway.errors import (
     StreamBroken,
     UpstreamError,
 )
+from gateway.models import Choice
 from gateway.observability.record import RequestRecord
 from gateway.placement import Placed, Placer
 from gateway.proxy.headers import (
@@ -33,8 +35,8 @@ from gateway.proxy.headers import (
 )
 from gateway.proxy.retry import NOT_BEGUN_STATUSES, RetryBudget
 from gateway.proxy.transport import Deadlines, Transport, UpstreamRequest, UpstreamResponse
-from gateway.replicas.registry import MAX_BUSY_S, Registry, Replica
-from gateway.stored import Stored
+from gateway.replicas.registry import MAX_BUSY_S, Registry, Replica, ReplicaState
+from gateway.stored import Notes, Stored
 from routing.load import LoadBook
 from routing.types import Decision, ReplicaId
 
@@ -88,8 +90,8 @@ class Relay:
             order = placed.order[: self.max_tries]
             for position, replica_id in enumerate(order):
                 replica = self.registry.get(replica_id)
-                if replica is None:
-                    continue  # it left after the decision
+                if replica is None or (position and replica.state is not ReplicaState.READY):
+                    continue  # it left, or was taken out, after the decision
                 self.placer.move(placed, replica)
                 record.tried(replica_id)
                 others = order[position + 1 :]
@@ -140,7 +142,10 @@ class Relay:
     def _upstream_request(
         self, request: ClientRequest, replica: Replica, record: RequestRecord
     ) -> UpstreamRequest:
-        key = replica.upstream_key
+        key, rank = replica.upstream_key, replica.rank
+        without = request.undone | (frozenset() if self.keeps_credentials else CREDENTIALS)
+        if rank is not None:
+            without |= {vllm.RANK_HEADER}  # a client's own would lead where we do not count it
         headers = request_headers(
             request.headers,
             client=request.client,
@@ -148,8 +153,10 @@ class Relay:
             request_id=record.request_id.encode(),
             traceparent=self._traceparent(),
             bearer=key.encode() if key else None,
-            without=request.undone | (frozenset() if self.keeps_credentials else CREDENTIALS),
+            without=without,
         )
+        if rank is not None:
+            headers.append((vllm.RANK_HEADER, b"%d" % rank))
         return UpstreamRequest(request.method.encode(), request.target, headers, request.body)
 
     def _traceparent(self) -> bytes:
@@ -178,16 +185,10 @@ class Relay:
             piece = await self._first_piece(upstream, headers, client)
             self.book.first_token(placed.lease, self.now())
             record.began(upstream.status, self.now())
-            notes = self.stored.notes(upstream.headers, replica.replica_id)
-            notes.feed(piece)
+            notes = self.stored.notes(upstream.headers, replica.replica_id, record.path)
             if not client.status:
                 await client.start(upstream.status, headers)
-            while not upstream.ended:
-                await client.write(piece)
-                record.usage.feed(piece)
-                piece = await upstream.read()
-                if notes.reading:
-                    notes.feed(piece)
+            piece = await _pass_on(piece, upstream, client, notes, record)
         except (StreamBroken, ReplicaTimeout) as error:
             self.registry.failed(replica, error.reason)
             if not client.status:
@@ -218,6 +219,25 @@ class Relay:
                 await client.write(_HEARTBEAT)
 
 
+async def _pass_on(
+    piece: bytes,
+    upstream: UpstreamResponse,
+    client: ClientResponse,
+    notes: Notes,
+    record: RequestRecord,
+) -> bytes:
+    """Pass a body on, piece by piece from its first one; return the last piece, not yet sent."""
+    if notes.reading:
+        notes.feed(piece)
+    while not upstream.ended:
+        await client.write(piece)
+        record.usage.feed(piece)
+        piece = await upstream.read()
+        if notes.reading:
+            notes.feed(piece)
+    return piece
+
+
 async def end_broken(client: ClientResponse, record: RequestRecord, error: GatewayError) -> None:
     """End an answer that broke after it began: the client must be able to tell.
 
@@ -238,8 +258,9 @@ def _retry_after_s(headers: Sequence[Header]) -> float:
 def _decision_headers(placed: Placed) -> list[Header]:
     decision: Decision | None = placed.decision
     headers: list[Header] = [(b"x-warmroute-replica", placed.lease.replica.encode())]
-    if decision is None:
+    if decision is None or placed.asked is None:
         return headers
+    headers += _choice_headers(placed.asked.choice)
     match = placed.match
     reason = b"retry" if placed.lease.replica != decision.replica else decision.reason.encode()
     if placed.lease.replica == placed.home:
@@ -251,3 +272,13 @@ def _decision_headers(placed: Placed) -> list[Header]:
         (b"x-warmroute-tier", (match.deepest_tier or "none").encode()),
         (b"x-warmroute-matched-tokens", str(match.total_tokens).encode()),
     ]
+
+
+def _choice_headers(choice: Choice) -> list[Header]:
+    """Tell the pool where it is not the only one of its name, and the rule where there is one."""
+    headers: list[Header] = []
+    if len(choice.offer.pools) > 1:
+        headers.append((b"x-warmroute-pool", choice.model.key.encode()))
+    if choice.rule is not None:
+        headers.append((b"x-warmroute-rule", choice.rule.encode()))
+    return headers

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
 
 from gateway.errors import ConnectTimeout, ReplicaUnreachable, StreamBroken
 from gateway.proxy.connection import Connection, Exchange, Header
+from routing.value import value
 
 # vLLM (uvicorn) closes idle connections after 5 s; ours must go first, or a POST meets a reset.
 IDLE_EXPIRY_S = 4.0
@@ -24,7 +24,7 @@ IDLE_EXPIRY_S = 4.0
 MAX_IDLE = 256
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Origin:
     """Where a replica listens, and how to speak TLS there; None for plain HTTP."""
 
@@ -47,7 +47,7 @@ class Origin:
         return f"{host}:{self.port}".encode()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Deadlines:
     """Seconds that one exchange may wait for each of its steps.
 
@@ -62,7 +62,7 @@ class Deadlines:
     idle_s: float = 120.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class UpstreamRequest:
     """What goes to a replica; `headers` already leave out hop-by-hop and framing headers."""
 
@@ -140,9 +140,14 @@ class HttpToolsTransport:
 
     Args:
         now: Monotonic seconds.
+
+    Attributes:
+        num_lapsed: Kept connections that could not be used again, because the replica closed them
+            or they had become too old. What listens there may be another process since.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
+        self.num_lapsed = 0
         self._loop = asyncio.get_running_loop()
         self._now = now
         self._idle_by_origin: dict[Origin, list[Connection]] = {}
@@ -163,8 +168,14 @@ class HttpToolsTransport:
             except StreamBroken:
                 if connection.num_received_bytes:
                     raise
+                self.num_lapsed += 1
         connection = await self._connect(origin, deadlines.connect_s)
         return await self._exchange(origin, connection, head, request, deadlines)
+
+    def forget(self, origin: Origin) -> None:
+        """Close the idle connections to a replica that is gone."""
+        for connection in self._idle_by_origin.pop(origin, ()):
+            connection.abort()
 
     def close(self) -> None:
         """Close all idle connections."""
@@ -203,8 +214,8 @@ class HttpToolsTransport:
                 )
         except TimeoutError:
             raise ConnectTimeout("The replica could not be reached in time.") from None
-        except OSError:  # refused, reset, unresolved, not trusted
-            raise ReplicaUnreachable("The replica could not be reached.") from None
+        except OSError as error:  # refused, reset, unresolved, not trusted
+            raise ReplicaUnreachable("The replica could not be reached.") from error
         return connection
 
     def _take_idle(self, origin: Origin) -> Connection | None:
@@ -213,6 +224,7 @@ class HttpToolsTransport:
             connection = idle.pop()  # the youngest: the old ones may expire in peace
             if connection.usable and self._now() - connection.idle_since < IDLE_EXPIRY_S:
                 return connection
+            self.num_lapsed += 1
             connection.abort()
         return None
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
+
+from routing.value import value
 
 # vLLM puts usage into the last event before [DONE], and behind the choices of a whole answer.
 _KEPT_PIECES = 4
@@ -21,7 +22,7 @@ _MAX_COUNT = 2**53
 _DECODER = json.JSONDecoder()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Usage:
     """Token counts as the engine reported them; `cached_tokens` is None where it does not."""
 

@@ -1,17 +1,92 @@
-"""Reads what a replica says about itself. Pure parsing; gateway/replicas/health.py does the I/O."""
+"""What a replica says about itself, and how it is read. Pure; learning.py does the I/O."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from gateway.engines import vllm
 from gateway.kvevents.subscriber import Source
-from gateway.replicas.registry import ServedModel
 
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+# What an engine that runs alone calls itself.
+_FIRST_RANK = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One entry of a replica's /v1/models.
+
+    Attributes:
+        name: What requests call it.
+        parent: The base model, where this is a LoRA adapter.
+        max_model_len: Tokens of prompt and answer together.
+        root: The weights' folder or hub id, as the engine was started with.
+    """
+
+    name: str
+    parent: str | None = None
+    max_model_len: int | None = None
+    root: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFacts:
+    """What a replica says about itself; None or empty where it does not say.
+
+    Attributes:
+        models: What it serves; the base model first.
+        block_size: Tokens a KV block.
+        num_blocks: Blocks that fit the GPU memory of one engine.
+        hash_algorithm: What its engine hashes blocks with; ours does not depend on it.
+        version: The engine's.
+        started_at: Its process's start, in seconds of its own clock; tells a restart.
+        ranks: Data-parallel ranks behind the address, in order; each has its own KV cache.
+        kv_events: Where it publishes KV events, by data-parallel rank.
+        tells_events: Whether it says where it publishes, be it nowhere.
+    """
+
+    models: tuple[ServedModel, ...] = ()
+    block_size: int | None = None
+    num_blocks: int | None = None
+    hash_algorithm: str | None = None
+    version: str | None = None
+    started_at: float | None = None
+    ranks: tuple[int, ...] = ()
+    kv_events: Mapping[int, Source] = field(default_factory=dict)
+    tells_events: bool = False
+
+    @property
+    def base(self) -> ServedModel | None:
+        """The base model; adapters come after it."""
+        return self.models[0] if self.models else None
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Tokens of prompt and answer together, of the base model."""
+        return self.base.max_model_len if self.base is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePage:
+    """What one page of /metrics says of the engines behind it.
+
+    Attributes:
+        started_at: As in `ReplicaFacts`.
+        ranks: Engines by data-parallel rank, in order.
+        block_size: Of the first engine.
+        num_blocks: Of the first engine.
+        hash_algorithm: Of the first engine.
+    """
+
+    started_at: float | None = None
+    ranks: tuple[int, ...] = ()
+    block_size: int | None = None
+    num_blocks: int | None = None
+    hash_algorithm: str | None = None
 
 
 def served_models(body: bytes) -> tuple[ServedModel, ...]:
@@ -21,17 +96,36 @@ def served_models(body: bytes) -> tuple[ServedModel, ...]:
         ValueError: Not a model list.
     """
     try:
-        entries = json.loads(body)["data"]
-        models = [
-            ServedModel(str(e["id"]), e.get("parent"), e.get("max_model_len")) for e in entries
-        ]
+        models = [_served_model(entry) for entry in json.loads(body)["data"]]
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError("not a list of models") from error
     return tuple(sorted(models, key=lambda model: model.parent is not None))
 
 
-def kv_event_source(body: bytes, replica_url: str) -> Source | None:
-    """Parse /kv_event_sources: the first data-parallel rank that publishes; None if none does.
+def _served_model(entry: Mapping[str, object]) -> ServedModel:
+    parent, length, root = (entry.get(key) for key in ("parent", "max_model_len", "root"))
+    return ServedModel(
+        name=str(entry["id"]),
+        parent=parent if isinstance(parent, str) else None,
+        max_model_len=length if isinstance(length, int) else None,
+        root=root if isinstance(root, str) else None,
+    )
+
+
+def version(body: bytes) -> str:
+    """Parse /version.
+
+    Raises:
+        ValueError: Not an answer of vLLM's.
+    """
+    try:
+        return str(json.loads(body)["version"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError("not a version") from error
+
+
+def kv_event_sources(body: bytes, replica_url: str) -> dict[int, Source]:
+    """Parse /kv_event_sources: the data-parallel ranks that publish, and where.
 
     The engine names the address that it binds, often with `*` for the host; the replica's own
     host stands in for that.
@@ -40,20 +134,23 @@ def kv_event_source(body: bytes, replica_url: str) -> Source | None:
         ValueError: Not a map of sources.
     """
     try:
-        sources = json.loads(body)
-        enabled = [s for _, s in sorted(sources.items()) if s.get("enable_kv_cache_events")]
-        if not enabled:
-            return None
-        source = enabled[0]
         host = urlsplit(replica_url).hostname or ""
-        replay = source.get("replay_endpoint")
-        return Source(
-            endpoint=_reachable(str(source["endpoint"]), host),
-            replay_endpoint=None if replay is None else _reachable(str(replay), host),
-            topic=str(source.get("topic") or ""),
-        )
+        return {
+            int(rank): _source(source, host)
+            for rank, source in json.loads(body).items()
+            if source.get("enable_kv_cache_events")
+        }
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError("not a map of KV event sources") from error
+
+
+def _source(said: Mapping[str, object], host: str) -> Source:
+    replay = said.get("replay_endpoint")
+    return Source(
+        endpoint=_reachable(str(said["endpoint"]), host),
+        replay_endpoint=None if replay is None else _reachable(str(replay), host),
+        topic=str(said.get("topic") or ""),
+    )
 
 
 def _reachable(endpoint: str, host: str) -> str:
@@ -61,33 +158,44 @@ def _reachable(endpoint: str, host: str) -> str:
     return re.sub(r"^tcp://(\*|0\.0\.0\.0|\[::\]|::)(?=:)", f"tcp://{bracketed}", endpoint)
 
 
-def metric_labels(text: str, name: str) -> Mapping[str, str]:
-    """Return the labels of the first sample of a metric; empty where it is missing.
+def engine_page(page: bytes) -> EnginePage:
+    """Read a page of /metrics; what it is silent about stays None."""
+    configs = [dict(_LABEL.findall(line)) for line in _samples(page, vllm.CACHE_CONFIG_METRIC)]
+    first = configs[0] if configs else {}
+    ranks = {_integer(config.get("engine")) or _FIRST_RANK for config in configs}
+    return EnginePage(
+        started_at=metric_value(page, vllm.START_TIME_METRIC),
+        ranks=tuple(sorted(ranks)),
+        block_size=_integer(first.get("block_size")),
+        num_blocks=_integer(first.get("num_gpu_blocks")),
+        hash_algorithm=first.get("prefix_caching_hash_algo"),
+    )
 
-    Only the one line is parsed: a scrape has thousands, and runs beside requests.
-    """
-    line = _sample_line(text, name)
-    return dict(_LABEL.findall(line.partition("{")[2].rpartition("}")[0])) if line else {}
 
-
-def metric_value(text: str, name: str) -> float | None:
+def metric_value(page: bytes, name: str) -> float | None:
     """Return the value of the first sample of a metric; None where it is missing."""
-    line = _sample_line(text, name)
+    line = next(_samples(page, name), None)
     try:
-        return float(line.rpartition(" ")[2]) if line else None
+        return float(line.rpartition(" ")[2]) if line is not None else None
     except ValueError:
         return None
 
 
-def _sample_line(text: str, name: str) -> str | None:
-    found = re.search(rf"^{re.escape(name)}[{{ ].*$", text, re.MULTILINE)
-    return found.group(0) if found else None
+def _samples(page: bytes, name: str) -> Iterator[str]:
+    """Yield the lines of a metric's samples.
 
-
-def cache_config(text: str) -> tuple[int | None, int | None]:
-    """Return (block size, number of GPU blocks) from a /metrics page; None where it is silent."""
-    labels = metric_labels(text, vllm.CACHE_CONFIG_METRIC)
-    return _integer(labels.get("block_size")), _integer(labels.get("num_gpu_blocks"))
+    Found by a plain search, and only they are decoded: a page has thousands of lines, and hundreds
+    of pages are read between requests.
+    """
+    start, wanted = 0, b"\n" + name.encode()
+    page = b"\n" + page
+    while (start := page.find(wanted, start)) >= 0:
+        after = start + len(wanted)
+        end = page.find(b"\n", after)
+        end = len(page) if end < 0 else end
+        if page[after : after + 1] in (b"{", b" "):
+            yield page[start + 1 : end].decode("utf-8", "replace")
+        start = end
 
 
 def _integer(text: str | None) -> int | None:

@@ -1,21 +1,22 @@
-"""Probes replicas: alive or not, and what they say about themselves. Off the request path."""
+"""Probes replicas: alive or not, and when to ask what they are. Off the request path."""
 
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
-import httpx
-
+from gateway.config.models import HealthConfig
 from gateway.engines import vllm
-from gateway.kvevents.subscriber import Source
-from gateway.replicas import facts
-from gateway.replicas.registry import Registry, Replica, ReplicaFacts, ReplicaState
+from gateway.errors import UpstreamError
+from gateway.observability.logging import EventLog
+from gateway.replicas.asking import Line, ProbeTransport, Refused, what_is_wrong
+from gateway.replicas.learning import Learner
+from gateway.replicas.registry import Registry, Replica, ReplicaState
 
-T = TypeVar("T")
+# Between the first probes of replicas that are found together: 300 of them start within a second,
+# and one alone at once.
+FIRST_PROBES_APART_S = 0.003
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,126 +37,135 @@ class ProbeTimes:
     learn_interval_s: float = 10.0
 
 
+def probe_times(health: HealthConfig) -> ProbeTimes:
+    """Return the times that a configuration states."""
+    return ProbeTimes(
+        health.interval_s, health.timeout_s, health.failures_to_eject, health.metrics_interval_s
+    )
+
+
 class Prober:
-    """Keeps one replica's state and facts current.
+    """Keeps replicas' states and facts current.
 
     Args:
-        open_client: Returns a control-plane client for a replica's TLS; plain HTTP for None.
+        open_transport: Returns a transport for one replica's probes. Each has its own, because a
+            kept connection that was lost is how a restart shows.
         registry: Where states change.
-        times: Interval, timeout and patience.
+        times: Interval, timeout and patience; a reload puts others in their place.
         on_learned: Told after each reading of a replica's facts, and whether its engine process is
             a new one since the last.
+        log: Told of bugs.
     """
 
     def __init__(
         self,
-        open_client: Callable[[ssl.SSLContext | None], httpx.AsyncClient],
+        open_transport: Callable[[], ProbeTransport],
         registry: Registry,
         times: ProbeTimes,
         on_learned: Callable[[Replica, bool], None],
+        log: EventLog,
     ) -> None:
-        self._open_client = open_client
+        self._open_transport = open_transport
         self._registry = registry
-        self._times = times
+        self.times = times
         self._on_learned = on_learned
+        self._log = log
+        self._next_first_at = 0.0
 
     async def run(self, replica: Replica) -> None:
-        """Probe until cancelled. A replica that never answers costs one request an interval."""
+        """Probe until cancelled or gone. One that never answers costs one request an interval."""
         loop = asyncio.get_running_loop()
-        failures = 0
-        learn_at = loop.time()
-        async with self._open_client(replica.origin.tls) as client:
-            line = _Line(client, replica, self._times.timeout_s)
-            while True:
-                # After a failure, as after a start, it may be another process than before.
-                learn = failures > 0 or loop.time() >= learn_at
-                problem = await self._probe(line, learn=learn)
-                failures = failures + 1 if problem else 0
-                if learn and not problem:
-                    learn_at = loop.time() + self._times.learn_interval_s
-                self._judge(replica, problem, failures)
-                await asyncio.sleep(self._times.interval_s)
+        first_at = max(loop.time(), self._next_first_at)
+        self._next_first_at = first_at + FIRST_PROBES_APART_S
+        await asyncio.sleep(first_at - loop.time())
+        transport = self._open_transport()
+        watch = _Watch(Line(transport, replica, self.times.timeout_s))
+        try:
+            while replica.state is not ReplicaState.GONE:
+                begun_at = loop.time()
+                watch.line.timeout_s = self.times.timeout_s
+                await self._probe_safely(watch, begun_at)
+                await asyncio.sleep(max(0.0, begun_at + self.times.interval_s - loop.time()))
+        finally:
+            transport.close()
+
+    async def _probe_safely(self, watch: _Watch, now: float) -> None:
+        """Probe and judge; a bug of ours is told once, and changes nothing about the replica."""
+        replica = watch.line.replica
+        try:
+            problem = await self._probe(watch, now)
+            if replica.state is ReplicaState.GONE:
+                return  # what was learned made it leave
+            watch.failures = watch.failures + 1 if problem else 0
+            self._judge(replica, problem, watch.failures)
+            watch.crashed = False
+        except Exception:  # noqa: BLE001 - a task that dies in silence would leave the state as it is
+            if not watch.crashed:
+                self._log.exception("probe_crashed", replica=replica.replica_id)
+            watch.crashed = True
 
     def _judge(self, replica: Replica, problem: str | None, failures: int) -> None:
         if problem is None:
             self._registry.probed_well(replica)
-        elif replica.state is not ReplicaState.READY:
-            self._registry.set_state(replica, replica.state, problem)
-        elif failures >= self._times.failures_to_eject:
-            self._registry.set_state(replica, ReplicaState.EJECTED, problem)
+        else:
+            enough = failures >= self.times.failures_to_eject
+            self._registry.probed_badly(replica, problem, enough=enough)
 
-    async def _probe(self, line: _Line, *, learn: bool) -> str | None:
+    async def _probe(self, watch: _Watch, now: float) -> str | None:
         """Return None for a healthy replica, else what is wrong in one word."""
         try:
-            await line.get(vllm.HEALTH_PATH)
-            if learn or line.replica.state is not ReplicaState.READY:
-                await self._learn(line)
-        except httpx.HTTPStatusError as error:
-            return f"status_{error.response.status_code}"
-        except httpx.TimeoutException:
-            return "timeout"
-        except (httpx.HTTPError, OSError) as error:  # an alert comes through httpx as it is
-            return "tls" if _is_about_tls(error) else "unreachable"
+            await watch.line.get(vllm.HEALTH_PATH)
+            watch.answered()
+            if now >= watch.learn_at:
+                await self._learn(watch, now)
+        except (Refused, TimeoutError, UpstreamError, OSError) as error:
+            watch.doubt()
+            return what_is_wrong(error)
         return None
 
-    async def _learn(self, line: _Line) -> None:
-        """Read what a replica says about itself.
+    async def _learn(self, watch: _Watch, now: float) -> None:
+        restarted, whole = await watch.learner.learn(maybe_restarted=watch.maybe_restarted)
+        # A page that did not come is not asked for at once: it may be what keeps the engine busy.
+        watch.maybe_restarted = not whole
+        watch.learn_at = now + self.times.learn_interval_s
+        self._on_learned(watch.line.replica, restarted)
 
-        What it does not say stays unknown: an engine that hides its models is still a replica.
+
+class _Watch:
+    """What probing one replica remembers.
+
+    Attributes:
+        failures: Failed probes in a row.
+        learn_at: When it is time to read its facts again, by the loop's clock.
+        maybe_restarted: Nothing proves that it is still the process whose facts we know.
+        crashed: The last probe met a bug of ours.
+    """
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.learner = Learner(line)
+        self.failures = 0
+        self.learn_at = 0.0
+        self.maybe_restarted = True
+        self.crashed = False
+        self._num_lapsed = 0
+        self._ejected_until = 0.0
+
+    def doubt(self) -> None:
+        """It may be another process from now on: learn with the next answer."""
+        self.maybe_restarted = True
+        self.learn_at = 0.0
+
+    def answered(self) -> None:
+        """Note an answer, and whether what it came over or requests in between show a new start.
+
+        A process that ends takes its connections with it: as long as a kept one answers, it is the
+        same process. This needs no page of metrics, which are heavy work for an engine.
         """
-        page = await line.ask(vllm.METRICS_PATH, lambda body: body.decode()) or ""
-        block_size, num_blocks = facts.cache_config(page)
-        learned = ReplicaFacts(
-            models=await line.ask(vllm.MODELS_PATH, facts.served_models) or (),
-            block_size=block_size,
-            num_blocks=num_blocks,
-            started_at=facts.metric_value(page, vllm.START_TIME_METRIC),
-            kv_events=await _kv_events(line),
-        )
-        before, line.replica.facts = line.replica.facts, learned
-        restarted = before.started_at is not None and before.started_at != learned.started_at
-        self._on_learned(line.replica, restarted)
-
-
-def _is_about_tls(error: BaseException | None) -> bool:
-    # httpx wraps what httpcore wraps what anyio wraps, the last not always as a cause. That TLS
-    # wanted to read on when the connection ended is no complaint.
-    while error is not None:
-        if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLWantReadError):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A way to ask one replica."""
-
-    client: httpx.AsyncClient
-    replica: Replica
-    timeout_s: float
-
-    async def get(self, path: str) -> httpx.Response:
-        key = self.replica.upstream_key
-        response = await self.client.get(
-            self.replica.url + path,
-            headers={"authorization": f"Bearer {key}"} if key else None,
-            timeout=self.timeout_s,
-        )
-        return response.raise_for_status()
-
-    async def ask(self, path: str, parse: Callable[[bytes], T]) -> T | None:
-        try:
-            return parse((await self.get(path)).content)
-        except (httpx.HTTPStatusError, ValueError):  # not served, or not as vLLM serves it
-            return None
-
-
-async def _kv_events(line: _Line) -> Source | None:
-    replica = line.replica
-    if replica.configured_events is not None or not replica.read_events:
-        return replica.configured_events
-    # Since 0.31; before, only the configuration can tell.
-    return await line.ask(
-        vllm.KV_EVENT_SOURCES_PATH, lambda body: facts.kv_event_source(body, replica.url)
-    )
+        if self.line.num_lapsed != self._num_lapsed:
+            self._num_lapsed = self.line.num_lapsed
+            self.doubt()
+        ejected_until = self.line.replica.ejected_until
+        if ejected_until != self._ejected_until:  # by requests, since the last answer
+            self._ejected_until = ejected_until
+            self.doubt()

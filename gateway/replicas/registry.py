@@ -2,107 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
 from gateway.config.guards import EjectionConfig
-from gateway.kvevents.subscriber import Source
-from gateway.proxy.transport import Origin
+from gateway.replicas.instructions import Instruction, Instructions
+from gateway.replicas.replica import Change, Replica
+from gateway.replicas.state import Hold, ReplicaState, standing
 from routing.types import ReplicaId, Rung
 
 # A queue that was full drains within seconds; a longer Retry-After is meant for clients.
 MAX_BUSY_S = 5.0
 # 2**10 times any sensible first ejection is over the longest one.
 _MAX_DOUBLINGS = 10
+# What operators look back at: a rollout of a large fleet is a hundred departures.
+MAX_DEPARTURES = 100
 
-
-class ReplicaState(StrEnum):
-    """Whether a replica may get requests."""
-
-    STARTING = "starting"  # not yet seen healthy
-    READY = "ready"
-    EJECTED = "ejected"  # it was ready and does not answer
-    DRAINING = "draining"  # its platform wants no new requests there: it is going, or not well
-    GONE = "gone"  # no discovery names it any more
+__all__ = ["Departure", "Registry", "Replica", "ReplicaState", "rung_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
-    """One entry of a replica's /v1/models."""
-
-    name: str
-    parent: str | None = None  # the base model, where this is a LoRA adapter
-    max_model_len: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaFacts:
-    """What a replica says about itself.
+class Departure:
+    """A replica that left, for operators.
 
     Attributes:
-        models: What it serves; the base model first.
-        block_size: Tokens a KV block; None where it does not say.
-        num_blocks: Blocks that fit its GPU memory; None where it does not say.
-        started_at: Its process's start, in seconds of its own clock; tells a restart.
-        kv_events: Where it publishes KV events; None where it does not.
-    """
-
-    models: tuple[ServedModel, ...] = ()
-    block_size: int | None = None
-    num_blocks: int | None = None
-    started_at: float | None = None
-    kv_events: Source | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Replica:
-    """One running engine with its own KV cache and address.
-
-    Attributes:
-        replica_id: Its name everywhere.
-        model_key: The model pool that it belongs to (`gateway.models.Model.key`).
-        url: Where it listens, without a path.
-        state: Whether it may get requests.
-        state_reason: Why, in one word for metrics and logs.
-        since: When the state began, monotonic seconds.
-        facts: What it last said about itself.
-        follows_events: Whether its KV events are being read: then its entries are precise.
-        wanted: Whether its platform wants requests there; no probe makes it ready otherwise.
-        busy_until: It said 429 or 503; until then others are asked first, monotonic seconds.
-        num_failures: Failed requests in a row.
-        num_ejections: Ejections in a row without a good request in between.
-        ejected_until: No probe brings it back before this, monotonic seconds.
+        was: Its state until then.
+        reason: Why it left, in one word.
+        at: When, monotonic seconds.
     """
 
     replica_id: ReplicaId
     model_key: str
     url: str
-    origin: Origin
-    upstream_key: str | None = None
-    configured_block_size: int | None = None
-    configured_events: Source | None = None
-    read_events: bool = True
-    state: ReplicaState = ReplicaState.STARTING
-    state_reason: str = "not_probed"
-    since: float = 0.0
-    facts: ReplicaFacts = field(default_factory=ReplicaFacts)
-    follows_events: bool = False
-    wanted: bool = True
-    busy_until: float = 0.0
-    num_failures: int = 0
-    num_ejections: int = 0
-    ejected_until: float = 0.0
-
-    @property
-    def block_size(self) -> int | None:
-        """Tokens a KV block: as configured, else as the replica says."""
-        return self.configured_block_size or self.facts.block_size
-
-    @property
-    def kv_events(self) -> Source | None:
-        """Where to subscribe: as configured, else as the replica says; None for nowhere."""
-        return (self.configured_events or self.facts.kv_events) if self.read_events else None
+    was: ReplicaState
+    reason: str
+    at: float
 
 
 class Registry:
@@ -113,6 +48,11 @@ class Registry:
         ejection: When failed requests take a replica out, and for how long.
         now: Monotonic seconds.
         on_change: Told of every change of a replica's state, after it.
+
+    Attributes:
+        ejection: As given; a reload puts another one in its place.
+        instructions: What operators said; they outlive their replicas.
+        departures: Replicas that left, oldest first.
     """
 
     def __init__(
@@ -124,9 +64,11 @@ class Registry:
     ) -> None:
         self._replica_by_id: dict[ReplicaId, Replica] = {}
         self._replicas_by_model: dict[str, list[Replica]] = {}
-        self._ejection = ejection
+        self.ejection = ejection
         self._now = now
         self._on_change = on_change
+        self.instructions = Instructions()
+        self.departures: deque[Departure] = deque(maxlen=MAX_DEPARTURES)
         for replica in replicas:
             self.add(replica)
 
@@ -143,14 +85,29 @@ class Registry:
     def add(self, replica: Replica) -> None:
         """Take a replica in; its id must be new."""
         replica.since = self._now()
+        replica.changes.append(Change(replica.state, replica.state_reason, replica.since))
         self._replica_by_id[replica.replica_id] = replica
+        self.instructions.joined(replica.replica_id)
         self._replicas_by_model.setdefault(replica.model_key, []).append(replica)
+        self._follow_instruction(replica)
 
     def remove(self, replica: Replica) -> None:
         """Let a replica go. Requests that it still answers end by themselves."""
         del self._replica_by_id[replica.replica_id]
         self._replicas_by_model[replica.model_key].remove(replica)
-        self.set_state(replica, ReplicaState.GONE, "not_discovered")
+        self.instructions.left(replica.replica_id)
+        was = replica.state
+        self._settle(replica)
+        self.departures.append(
+            Departure(
+                replica_id=replica.replica_id,
+                model_key=replica.model_key,
+                url=replica.url,
+                was=was,
+                reason=replica.state_reason,
+                at=replica.since,
+            )
+        )
 
     def of_model(self, model_key: str) -> Sequence[Replica]:
         """Return all replicas of a model, in any state."""
@@ -178,38 +135,150 @@ class Registry:
             reason: In one word.
             certain: One is enough: nobody listens there.
         """
-        if replica.state is ReplicaState.EJECTED:
+        if replica.fault is not None:
             return  # one crash breaks many requests, and must not eject once for each
         replica.num_failures += 1
         on_probation = replica.num_ejections > 0
-        if certain or on_probation or replica.num_failures >= self._ejection.failures:
-            backoff_s = self._ejection.base_s * 2**replica.num_ejections
-            replica.ejected_until = self._now() + min(self._ejection.max_s, backoff_s)
+        if certain or on_probation or replica.num_failures >= self.ejection.failures:
+            backoff_s = self.ejection.base_s * 2**replica.num_ejections
+            replica.ejected_until = self._now() + min(self.ejection.max_s, backoff_s)
             replica.num_ejections = min(replica.num_ejections + 1, _MAX_DOUBLINGS)
             replica.num_failures = 0
-            self.set_state(replica, ReplicaState.EJECTED, reason)
+            replica.fault = reason
+            self._settle(replica)
 
     def busy(self, replica: Replica, for_s: float) -> None:
         """A replica said that it takes no more: ask others first for a while."""
         replica.busy_until = self._now() + min(for_s, MAX_BUSY_S)
 
     def is_free(self, replica_id: ReplicaId) -> bool:
-        """Return whether a replica is there and did not say a moment ago that it takes no more."""
+        """Return whether a replica is ready and did not say a moment ago that it takes no more."""
         replica = self._replica_by_id.get(replica_id)
-        return replica is not None and replica.busy_until <= self._now()
+        if replica is None or replica.state is not ReplicaState.READY:
+            return False
+        return replica.busy_until <= self._now()
 
     def probed_well(self, replica: Replica) -> None:
-        """A probe went well: the replica is ready, unless it was ejected a moment ago."""
-        if replica.wanted and self._now() >= replica.ejected_until:
-            self.set_state(replica, ReplicaState.READY, "healthy")
+        """A probe went well: the replica answers, unless it was ejected a moment ago."""
+        if self._now() >= replica.ejected_until:
+            replica.fault = None
+            self._settle(replica)
 
-    def set_state(self, replica: Replica, state: ReplicaState, reason: str) -> None:
-        """Move a replica to a state; the same state again only updates the reason."""
-        changed = replica.state is not state
-        replica.state_reason = reason
-        if changed:
-            replica.state = state
-            replica.since = self._now()
+    def probed_badly(self, replica: Replica, problem: str, *, enough: bool) -> None:
+        """A probe went wrong.
+
+        Args:
+            replica: Which.
+            problem: In one word.
+            enough: As many in a row as take a ready replica out. Others have no such patience:
+                nobody waits for them.
+        """
+        if enough or replica.state is not ReplicaState.READY:
+            replica.fault = problem
+            self._settle(replica)
+
+    def configured(self, replica: Replica) -> None:
+        """Note that the configuration says something else of a replica from now on."""
+        self._follow_instruction(replica)
+
+    def want(self, replica: Replica, *, wanted: bool) -> None:
+        """Note whether a replica's platform wants requests there."""
+        replica.wanted = wanted
+        self._settle(replica)
+
+    def hold(self, replica_id: ReplicaId, state: ReplicaState, note: str) -> bool:
+        """Let a replica get no new requests, until `release`, whether it is there or not.
+
+        Args:
+            replica_id: Which; see `knows`.
+            state: CORDONED or DRAINING; takes the place of the hold before.
+            note: The operator's reason; empty keeps the one before.
+
+        Returns:
+            Whether that is news.
+        """
+        said = self.instructions.of(replica_id)
+        before = said.hold
+        note = note or (before.note if before is not None else "")
+        if before is not None and (before.state, before.note) == (state, note):
+            return False
+        self._instruct(replica_id, replace(said, hold=Hold(state, note, self._now())))
+        return True
+
+    def release(self, replica_id: ReplicaId) -> bool:
+        """End a hold. The replica is ready at once if it answers, else as soon as it does.
+
+        Returns:
+            Whether there was one.
+        """
+        said = self.instructions.of(replica_id)
+        self._instruct(replica_id, replace(said, hold=None))
+        return said.hold is not None
+
+    def weigh(self, replica_id: ReplicaId, weight: float | None) -> bool:
+        """Give a replica a weight in the place of its configured one; None ends that.
+
+        Returns:
+            Whether that is news.
+        """
+        said = self.instructions.of(replica_id)
+        self._instruct(replica_id, replace(said, weight=weight))
+        return said.weight != weight
+
+    def knows(self, replica_id: ReplicaId) -> bool:
+        """Return whether an operator may speak of this id: it is there, or was a while ago."""
+        return replica_id in self.ids()
+
+    def ids(self) -> Set[ReplicaId]:
+        """Return all ids that operators may speak of."""
+        departed = {departure.replica_id for departure in self.departures}
+        return self._replica_by_id.keys() | self.instructions.absent().keys() | departed
+
+    def states(self, model_key: str) -> Mapping[str, int]:
+        """Return how many of a model's replicas are in each state that some are in."""
+        counts = Counter(replica.state for replica in self.of_model(model_key))
+        return {state.value: counts[state] for state in ReplicaState if counts[state]}
+
+    def configure(self, replica: Replica, fresh: Replica) -> bool:
+        """Take over what another configuration says of a replica that is there.
+
+        Args:
+            replica: The one that is there.
+            fresh: The same one, as the new configuration makes it.
+
+        Returns:
+            Whether its cache entries count otherwise from now on; see `Replica.configure`.
+        """
+        changed = replica.configure(fresh)
+        self._follow_instruction(replica)
+        return changed
+
+    def _instruct(self, replica_id: ReplicaId, instruction: Instruction) -> None:
+        replica = self._replica_by_id.get(replica_id)
+        self.instructions.put(replica_id, instruction, present=replica is not None)
+        if replica is not None:
+            self._follow_instruction(replica)
+
+    def _follow_instruction(self, replica: Replica) -> None:
+        said = self.instructions.of(replica.replica_id)
+        replica.hold = said.hold
+        replica.weight = replica.configured_weight if said.weight is None else said.weight
+        self._settle(replica)
+
+    def _settle(self, replica: Replica) -> None:
+        """Bring a replica into the state that all that is known of it says."""
+        now = standing(
+            known=self._replica_by_id.get(replica.replica_id) is replica,
+            hold=replica.hold,
+            wanted=replica.wanted,
+            was_ready=replica.was_ready,
+            fault=replica.fault,
+        )
+        replica.state_reason = now.reason
+        replica.was_ready |= now.state is ReplicaState.READY
+        if now.state is not replica.state:
+            replica.state, replica.since = now.state, self._now()
+            replica.changes.append(Change(now.state, now.reason, replica.since))
             self._on_change(replica)
 
 

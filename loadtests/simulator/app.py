@@ -1,12 +1,12 @@
 """The ASGI application: routes, errors, and the endpoints that do not generate."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from loadtests.simulator.errors import ApiError, bad_request, parse_body, parse_json
 from loadtests.simulator.exchange import ClientGone, Exchange, Receive, Scope, Send
 from loadtests.simulator.generate import Generator, ServedModel
-from loadtests.simulator.metrics import CONTENT_TYPE, EngineMetrics
+from loadtests.simulator.metrics import CONTENT_TYPE, SimulatorMetrics
 from loadtests.simulator.prompts import PromptEncoder
 from loadtests.simulator.schemas import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 from routing.lab.engine_model import EngineModel
@@ -24,16 +24,16 @@ class SimulatorApp:
     def __init__(
         self,
         model: ServedModel,
-        engine: EngineModel,
+        engines: Sequence[EngineModel],
         encoder: PromptEncoder,
         generator: Generator,
-        metrics: EngineMetrics,
+        metrics: SimulatorMetrics,
         *,
         kv_event_sources: Mapping[str, object],
         api_key: str | None = None,
     ) -> None:
         self._model = model
-        self._engine = engine
+        self._engines = engines
         self._encoder = encoder
         self._generator = generator
         self._metrics = metrics
@@ -186,5 +186,5 @@ class SimulatorApp:
 
     async def _reset(self, exchange: Exchange) -> None:
         external = exchange.flag("reset_external")
-        done = self._engine.reset_prefix_cache(external=external)
-        await exchange.reply_json({"success": done})
+        done = [engine.reset_prefix_cache(external=external) for engine in self._engines]
+        await exchange.reply_json({"success": all(done)})

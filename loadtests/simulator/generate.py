@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from loadtests.simulator.driver import EngineDriver, Generation
+from loadtests.simulator.driver import Generation
 from loadtests.simulator.errors import (
     ApiError,
     bad_request,
@@ -21,6 +21,7 @@ from loadtests.simulator.errors import (
 from loadtests.simulator.exchange import Exchange
 from loadtests.simulator.messages import tool_schemas
 from loadtests.simulator.prompts import PromptEncoder
+from loadtests.simulator.ranks import RANK_HEADER, Ranks
 from loadtests.simulator.replies import ReplyWriter, Wish
 from loadtests.simulator.schemas import ChatRequest, CompletionRequest, TokenizeChatRequest
 from loadtests.simulator.shapes import (
@@ -62,14 +63,16 @@ class Generator:
         model: ServedModel,
         encoder: PromptEncoder,
         writer: ReplyWriter,
-        driver: EngineDriver,
+        ranks: Ranks,
         *,
+        block_size: int,
         show_details: bool,
     ) -> None:
         self._model = model
         self._encoder = encoder
         self._writer = writer
-        self._driver = driver
+        self._ranks = ranks
+        self._block_size = block_size
         self._show_details = show_details
         self._numbers = itertools.count()
 
@@ -237,8 +240,9 @@ class Generator:
         self, exchange: Exchange, request: GenerateRequest, choices: Sequence[Choice]
     ) -> AsyncIterator[list[Generation]]:
         """Have the engine work on the choices; drop them the moment the client leaves."""
+        driver = self._ranks.choose(exchange.header(RANK_HEADER))
         generations = [
-            self._driver.submit(
+            driver.submit(
                 EngineRequest(
                     request_id=str(next(self._numbers)),
                     prompt_token_ids=choice.prompt_ids,
@@ -252,7 +256,7 @@ class Generator:
 
         def abort(_: object = None) -> None:
             for generation in generations:
-                self._driver.abort(generation)
+                driver.abort(generation)
 
         watch = asyncio.create_task(exchange.client_left())
         watch.add_done_callback(abort)
@@ -263,7 +267,7 @@ class Generator:
             abort()
 
     def _counts(self, generations: Sequence[Generation]) -> CacheCounts:
-        block_size = self._driver.model.block_size
+        block_size = self._block_size
         cached = created = 0
         for generation in generations:
             full = len(generation.request.prompt_token_ids) // block_size * block_size

@@ -17,13 +17,12 @@ from routing.lab.kv_events import BlockRemoved, BlockStored, KvEvent
 _MEDIUM = "GPU"
 _GROUP = 0
 _SPEC_KIND = "full_attention"
-_DATA_PARALLEL_RANK = 0
 
 Fields = dict[str, Any]
 
 
 def encode_batch(
-    events: Sequence[KvEvent], timestamp_s: float, block_size: int, form: str
+    events: Sequence[KvEvent], timestamp_s: float, block_size: int, form: str, rank: int = 0
 ) -> bytes:
     """Return the msgpack payload of one batch.
 
@@ -32,10 +31,11 @@ def encode_batch(
         timestamp_s: Unix time.
         block_size: Tokens a block.
         form: "map" or "array".
+        rank: The engine's data-parallel rank.
     """
     shape = ENCODINGS[form]
     shaped = [shape(_fields(event, block_size)) for event in events]
-    return msgspec.msgpack.encode([timestamp_s, shaped, _DATA_PARALLEL_RANK])
+    return msgspec.msgpack.encode([timestamp_s, shaped, rank])
 
 
 def _fields(event: KvEvent, block_size: int) -> Fields:

@@ -39,12 +39,18 @@ class KvEventOptions:
 class KvPublisher:
     """PUB socket and replay ROUTER, both on the event loop's thread.
 
+    Args:
+        options: Where and how.
+        block_size: Tokens a block.
+        rank: The engine's data-parallel rank; added to ports that are given.
+
     Raises:
         OSError: An endpoint cannot be bound.
     """
 
-    def __init__(self, options: KvEventOptions, block_size: int) -> None:
+    def __init__(self, options: KvEventOptions, block_size: int, rank: int = 0) -> None:
         self._options = options
+        self._rank = rank
         self._block_size = block_size
         self._topic = options.topic.encode()
         self._next_seq = 0
@@ -56,8 +62,8 @@ class KvPublisher:
         # A whole buffer may leave at once; vLLM's default of 1,000 would cut it short.
         self._replay.sndhwm = 0
         try:
-            self.endpoint = _bind(self._pub, options.endpoint)
-            self.replay_endpoint = _bind(self._replay, options.replay_endpoint)
+            self.endpoint = _bind(self._pub, options.endpoint, rank)
+            self.replay_endpoint = _bind(self._replay, options.replay_endpoint, rank)
         except OSError:
             self._context.destroy(linger=0)
             raise
@@ -88,7 +94,9 @@ class KvPublisher:
         """Send one batch; nothing for no events, as vLLM."""
         if not events:
             return
-        payload = encode_batch(events, time.time(), self._block_size, self._options.form)
+        payload = encode_batch(
+            events, time.time(), self._block_size, self._options.form, self._rank
+        )
         seq = self._next_seq.to_bytes(_SEQ_BYTES, "big")
         self._next_seq += 1
         self._buffer.append((seq, payload))
@@ -109,7 +117,10 @@ class KvPublisher:
         self._replay.send_multipart((peer, b"", b"", _END_OF_REPLAY, b""))
 
 
-def _bind(socket: "zmq.Socket[bytes]", endpoint: str) -> str:
+def _bind(socket: "zmq.Socket[bytes]", endpoint: str, rank: int) -> str:
+    base, _, port = endpoint.rpartition(":")
+    if port.isdecimal() and int(port):  # not to one that the system chooses, as vLLM
+        endpoint = f"{base}:{int(port) + rank}"
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:

@@ -4,7 +4,8 @@ Source:
     tests/data/vllm-0.32/metrics_A.txt.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from prometheus_client import (
     CollectorRegistry,
@@ -22,7 +23,6 @@ from routing.lab.engine_model import EngineModel
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _LABELS = ("engine", "model_name")
-_ENGINE = "0"
 _FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
 _TTFT_BUCKETS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -37,30 +37,78 @@ _REQUEST_BUCKETS_S = (
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 _TOKEN_COUNT_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
+_HISTOGRAMS: Mapping[str, Sequence[float]] = MappingProxyType(
+    {
+        "time_to_first_token_seconds": _TTFT_BUCKETS_S,
+        "inter_token_latency_seconds": _TOKEN_BUCKETS_S,
+        "request_time_per_output_token_seconds": _TOKEN_BUCKETS_S,
+        "e2e_request_latency_seconds": _REQUEST_BUCKETS_S,
+        "request_queue_time_seconds": _REQUEST_BUCKETS_S,
+        "request_prefill_time_seconds": _REQUEST_BUCKETS_S,
+        "request_prompt_tokens": _TOKEN_COUNT_BUCKETS,
+        "request_generation_tokens": _TOKEN_COUNT_BUCKETS,
+    }
+)
 
 
-class EngineMetrics:
-    """What one simulator counts; it is the driver's observer."""
+class SimulatorMetrics:
+    """The page of one simulator, over all its engines.
 
-    def __init__(self, model: EngineModel, model_name: str) -> None:
+    Args:
+        models: One a data-parallel rank, in order.
+        model_name: What requests call the model.
+
+    Attributes:
+        engines: What each engine counts; the observers of the drivers.
+    """
+
+    def __init__(self, models: Sequence[EngineModel], model_name: str) -> None:
         self.registry = CollectorRegistry()
         for collector in (GCCollector, PlatformCollector, ProcessCollector):
             collector(registry=self.registry)
-        self.finished = dict.fromkeys(_FINISHED_REASONS, 0)
-        self.registry.register(_EngineCollector(model, model_name, self.finished))
-        self._labels = {"engine": _ENGINE, "model_name": model_name}
-        self._ttft_s = self._histogram("time_to_first_token_seconds", _TTFT_BUCKETS_S)
-        self._itl_s = self._histogram("inter_token_latency_seconds", _TOKEN_BUCKETS_S)
-        self._tpot_s = self._histogram("request_time_per_output_token_seconds", _TOKEN_BUCKETS_S)
-        self._e2e_s = self._histogram("e2e_request_latency_seconds", _REQUEST_BUCKETS_S)
-        self._queue_s = self._histogram("request_queue_time_seconds", _REQUEST_BUCKETS_S)
-        self._prefill_s = self._histogram("request_prefill_time_seconds", _REQUEST_BUCKETS_S)
-        self._prompt = self._histogram("request_prompt_tokens", _TOKEN_COUNT_BUCKETS)
-        self._output = self._histogram("request_generation_tokens", _TOKEN_COUNT_BUCKETS)
+        histograms = {name: self._histogram(name, buckets) for name, buckets in _HISTOGRAMS.items()}
+        self.engines = [
+            EngineMetrics(
+                {
+                    name: histogram.labels(engine=str(rank), model_name=model_name)
+                    for name, histogram in histograms.items()
+                }
+            )
+            for rank, _ in enumerate(models)
+        ]
+        collectors = [
+            _EngineCollector(model, model_name, str(rank), self.engines[rank].finished)
+            for rank, model in enumerate(models)
+        ]
+        self.registry.register(_Merged(collectors))
 
     def render(self) -> bytes:
         """Return the page."""
         return generate_latest(self.registry)
+
+    def _histogram(self, name: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(
+            f"vllm:{name}", _help(name), _LABELS, buckets=buckets, registry=self.registry
+        )
+
+
+class EngineMetrics:
+    """What one engine counts; it is its driver's observer.
+
+    Args:
+        histograms: By name, with the engine's labels.
+    """
+
+    def __init__(self, histograms: Mapping[str, Histogram]) -> None:
+        self.finished = dict.fromkeys(_FINISHED_REASONS, 0)
+        self._ttft_s = histograms["time_to_first_token_seconds"]
+        self._itl_s = histograms["inter_token_latency_seconds"]
+        self._tpot_s = histograms["request_time_per_output_token_seconds"]
+        self._e2e_s = histograms["e2e_request_latency_seconds"]
+        self._queue_s = histograms["request_queue_time_seconds"]
+        self._prefill_s = histograms["request_prefill_time_seconds"]
+        self._prompt = histograms["request_prompt_tokens"]
+        self._output = histograms["request_generation_tokens"]
 
     def on_first_token(self, generation: Generation, now: float) -> None:
         """Note the end of a prefill."""
@@ -82,19 +130,30 @@ class EngineMetrics:
             decode_s = now - generation.first_token_at
             self._tpot_s.observe(decode_s / (generation.num_tokens - 1))
 
-    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(
-            f"vllm:{name}", _help(name), _LABELS, buckets=buckets, registry=self.registry
-        )
-        return histogram.labels(**self._labels)
+
+class _Merged(Collector):
+    """Several engines' metrics: each name once, with a sample of every engine."""
+
+    def __init__(self, collectors: Sequence["_EngineCollector"]) -> None:
+        self._collectors = collectors
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics as they are now."""
+        for families in zip(*(collector.collect() for collector in self._collectors), strict=True):
+            for other in families[1:]:
+                families[0].samples.extend(other.samples)
+            yield families[0]
 
 
 class _EngineCollector(Collector):
     """Gauges and counters that the model keeps anyway, read when somebody asks."""
 
-    def __init__(self, model: EngineModel, model_name: str, finished: Mapping[str, int]) -> None:
+    def __init__(
+        self, model: EngineModel, model_name: str, rank: str, finished: Mapping[str, int]
+    ) -> None:
         self._model = model
         self._model_name = model_name
+        self._rank = rank
         self._finished = finished
 
     def collect(self) -> Iterator[Metric]:
@@ -156,7 +215,7 @@ class _EngineCollector(Collector):
     def _samples(
         self, values: float | Mapping[str, float]
     ) -> Iterator[tuple[tuple[str, ...], float]]:
-        common = (_ENGINE, self._model_name)
+        common = (self._rank, self._model_name)
         if isinstance(values, Mapping):
             for key, value in values.items():
                 yield (*common, key), value
@@ -168,7 +227,7 @@ class _EngineCollector(Collector):
         config = {
             "block_size": str(model.block_size),
             "enable_prefix_caching": "True",
-            "engine": _ENGINE,
+            "engine": self._rank,
             "kv_cache_size_tokens": str(model.num_blocks * model.block_size),
             "num_gpu_blocks": str(model.num_blocks),
             "prefix_caching_hash_algo": "sha256",

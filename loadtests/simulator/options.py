@@ -27,6 +27,7 @@ class SimulatorOptions:
     max_model_len: int | None
     kv_events: KvEventOptions | None
     l1: bool
+    data_parallel_size: int
     api_key: str | None
     prompt_tokens_details: bool
     speed: float
@@ -56,6 +57,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> SimulatorOptions:
         max_model_len=args.max_model_len,
         kv_events=kv_events if args.kv_events else None,
         l1=args.l1,
+        data_parallel_size=args.data_parallel_size,
         api_key=args.api_key,
         prompt_tokens_details=args.enable_prompt_tokens_details,
         speed=args.speed,
@@ -84,6 +86,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--num-blocks", type=_positive, metavar="N", help="GPU blocks; default: the profile's")
     add("--max-model-len", type=_positive, metavar="TOKENS")
     add("--l1", action="store_true", help="give the replica the profile's host memory tier")
+    add(
+        "--data-parallel-size",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="engines behind the address, each with a KV cache of its own",
+    )
     add("--kv-events", action=argparse.BooleanOptionalAction, default=True)
     add("--kv-events-endpoint", default=events.endpoint, metavar="ADDRESS")
     add("--kv-events-replay-endpoint", default=events.replay_endpoint, metavar="ADDRESS")

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import uvicorn
@@ -20,11 +20,13 @@ from loadtests.simulator.app import VLLM_VERSION, SimulatorApp
 from loadtests.simulator.driver import EngineDriver
 from loadtests.simulator.generate import Generator, ServedModel
 from loadtests.simulator.kv_publisher import KvPublisher
-from loadtests.simulator.metrics import EngineMetrics
+from loadtests.simulator.metrics import SimulatorMetrics
 from loadtests.simulator.options import SimulatorOptions
 from loadtests.simulator.prompts import PromptEncoder
+from loadtests.simulator.ranks import Ranks
 from loadtests.simulator.replies import ReplyWriter
 from routing.lab.engine_model import EngineModel
+from routing.lab.kv_events import KvEvent
 from routing.lab.tiers import TierPool
 
 # vLLM's default (VLLM_HTTP_TIMEOUT_KEEP_ALIVE).
@@ -71,44 +73,64 @@ def run(options: SimulatorOptions) -> None:
 
 
 async def _serve(options: SimulatorOptions) -> None:
-    engine = _build_engine(options)
+    engines = [_build_engine(options) for _ in range(options.data_parallel_size)]
     encoder, writer = _load_tokenizer(options)
-    model = _describe_model(options, encoder, engine)
+    model = _describe_model(options, encoder, engines[0])
     listener = _listen(options.host, options.port)
-    publisher = _publish(options)
-    metrics = EngineMetrics(engine, model.name)
-    publish = (lambda _: None) if publisher is None else publisher.publish
-    driver = EngineDriver(engine, metrics, publish, options.speed)
+    publishers = _publishers(options)
+    metrics = SimulatorMetrics(engines, model.name)
+    drivers = _drivers(options, engines, metrics, publishers)
     generator = Generator(
-        model, encoder, writer, driver, show_details=options.prompt_tokens_details
+        model,
+        encoder,
+        writer,
+        Ranks(drivers),
+        block_size=options.block_size,
+        show_details=options.prompt_tokens_details,
     )
-    sources = {} if publisher is None else {"0": publisher.sources()}
+    sources = {str(rank): publisher.sources() for rank, publisher in enumerate(publishers)}
     app = SimulatorApp(
         model,
-        engine,
+        engines,
         encoder,
         generator,
         metrics,
         kv_event_sources=sources,
         api_key=options.api_key,
     )
-    server = _Server(_uvicorn_config(app), lambda: _announce(listener, publisher))
+    server = _Server(_uvicorn_config(app), lambda: _announce(listener, publishers))
     # What start-up made stays for ever; scanning it again and again would cost milliseconds.
     gc.collect()
     gc.freeze()
-    if publisher is not None:
+    for publisher in publishers:
         publisher.start()
-    engine_task = asyncio.create_task(driver.run())
-    # A replica whose engine died must not go on answering.
-    engine_task.add_done_callback(lambda _: setattr(server, "should_exit", True))
+    engine_tasks = [asyncio.create_task(driver.run()) for driver in drivers]
+    for task in engine_tasks:  # a replica whose engine died must not go on answering
+        task.add_done_callback(lambda _: setattr(server, "should_exit", True))
     try:
         await server.serve(sockets=[listener])
     finally:
-        engine_task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await engine_task
-        if publisher is not None:
+        for task in engine_tasks:
+            task.cancel()
+        for task in engine_tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        for publisher in publishers:
             publisher.stop()
+
+
+def _drivers(
+    options: SimulatorOptions,
+    engines: Sequence[EngineModel],
+    metrics: SimulatorMetrics,
+    publishers: Sequence[KvPublisher],
+) -> list[EngineDriver]:
+    publish: list[Callable[[list[KvEvent]], None]] = [p.publish for p in publishers]
+    publish = publish or [lambda _: None for _ in engines]
+    return [
+        EngineDriver(engine, observer, tell, options.speed)
+        for engine, observer, tell in zip(engines, metrics.engines, publish, strict=True)
+    ]
 
 
 def _load_tokenizer(options: SimulatorOptions) -> tuple[PromptEncoder, ReplyWriter]:
@@ -171,11 +193,12 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _publish(options: SimulatorOptions) -> KvPublisher | None:
+def _publishers(options: SimulatorOptions) -> list[KvPublisher]:
     if options.kv_events is None:
-        return None
+        return []
     try:
-        return KvPublisher(options.kv_events, options.block_size)
+        ranks = range(options.data_parallel_size)
+        return [KvPublisher(options.kv_events, options.block_size, rank) for rank in ranks]
     except OSError as error:
         raise StartError(f"cannot publish KV events: {error}") from error
 
@@ -193,15 +216,15 @@ def _uvicorn_config(app: SimulatorApp) -> uvicorn.Config:
     )
 
 
-def _announce(listener: socket.socket, publisher: KvPublisher | None) -> None:
+def _announce(listener: socket.socket, publishers: Sequence[KvPublisher]) -> None:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     line = {
         "event": "ready",
         "url": f"http://{shown}:{port}",
         "pid": os.getpid(),
-        "kv_events": None if publisher is None else publisher.endpoint,
-        "replay": None if publisher is None else publisher.replay_endpoint,
+        "kv_events": publishers[0].endpoint if publishers else None,
+        "replay": publishers[0].replay_endpoint if publishers else None,
     }
     sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
     sys.stdout.flush()

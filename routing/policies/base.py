@@ -37,7 +37,9 @@ class Policy(ABC):
 
         Args:
             query: What is known about the request; `can_rank` said yes to it.
-            candidates: Eligible replicas, at least 1, sorted by replica id.
+            candidates: Eligible replicas, at least 1, sorted by replica id. Their loads are
+                relative to their weights already; a policy that does not go by load has to look
+                at the weights itself, where they differ.
             rng: The only source of randomness.
         """
 

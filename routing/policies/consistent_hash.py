@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from routing.policies.base import Policy, rendezvous_distance
 from routing.types import Candidate, RouteQuery, Scored, ScoreTerm
+from routing.weights import differ, stretched
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +28,23 @@ class ConsistentHash(Policy):
         candidates: Sequence[Candidate],
         rng: Random,  # noqa: ARG002 - nothing random here
     ) -> list[Scored]:
-        """Score by distance from the affinity key, in [0, 1)."""
+        """Score by distance from the affinity key; see `distances`."""
         return distances(query.affinity_key, candidates)
 
 
 def distances(key: int | None, candidates: Sequence[Candidate]) -> list[Scored]:
     """Score candidates by their rendezvous distance from `key`.
 
+    In [0, 1); with different weights stretched, so that each owns keys in proportion to its weight
+    and a changed weight moves only keys to or away from that replica.
+
     Raises:
         ValueError: There is no key: the policy's `can_rank` was not asked.
     """
     if key is None:
         raise ValueError("cannot rank by a key that the request does not have")
-    scores = (rendezvous_distance(key, candidate.replica) for candidate in candidates)
+    scores = [rendezvous_distance(key, candidate.replica) for candidate in candidates]
+    if differ(candidates):
+        pairs = zip(scores, candidates, strict=True)
+        scores = [stretched(score, candidate.weight) for score, candidate in pairs]
     return [Scored(score, (ScoreTerm("hash_distance", score),)) for score in scores]

@@ -28,6 +28,6 @@ class LeastLoaded(Policy):
 
 
 def by_in_flight(candidate: Candidate) -> Scored:
-    """Score one candidate by its requests in flight."""
+    """Score one candidate by its requests in flight, over its weight where weights differ."""
     in_flight = float(candidate.load.in_flight)
     return Scored(in_flight, (ScoreTerm("in_flight", in_flight),))

@@ -28,5 +28,5 @@ class Session(Policy):
         candidates: Sequence[Candidate],
         rng: Random,  # noqa: ARG002 - nothing random here
     ) -> list[Scored]:
-        """Score by distance from the session key, in [0, 1)."""
+        """Score by distance from the session key; see `distances`."""
         return distances(query.session_key, candidates)

@@ -5,10 +5,10 @@ import contextlib
 import pytest
 
 from tests.support.clients import RawClient
-from tests.support.fixtures import chat, gateways, replicas
+from tests.support.fixtures import chat, engines, gateways, replicas
 from tests.support.processes import gateway_process
 
-__all__ = ["chat", "gateways", "processes", "raw", "replicas"]
+__all__ = ["chat", "engines", "gateways", "processes", "raw", "replicas"]
 
 
 @pytest.fixture

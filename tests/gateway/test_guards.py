@@ -24,7 +24,7 @@ from gateway.prompt.form import form_field
 from gateway.proxy.retry import RetryBudget
 from gateway.proxy.transport import Origin
 from gateway.replicas.registry import Registry, Replica, ReplicaState
-from gateway.stored import MAX_RESPONSES, Stored
+from gateway.stored import MAX_RESPONSES, RESPONSES_PATH, Stored
 from gateway.tenancy import tenant_salt
 from routing.types import ReplicaId
 
@@ -219,19 +219,20 @@ def test_tenants_have_salts_that_nobody_else_can_have():
 
 def test_stored_responses_are_noted_by_their_first_bytes_and_bounded():
     stored = Stored()
-    stored.notes([], A).feed(b'{"id": "resp_abc-1", "object": "response"}')
-    stored.notes([], A).feed(b'event: response.created\ndata: {"response":{"id":"resp_2"}}')
-    stored.notes([], A).feed(b'{"id": "chatcmpl-1"}')
+    stored.notes([], A, RESPONSES_PATH).feed(b'{"id": "resp_abc-1", "object": "response"}')
+    event = b'event: response.created\ndata: {"response":{"id":"resp_2"}}'
+    stored.notes([], A, RESPONSES_PATH).feed(event)
+    stored.notes([], A, RESPONSES_PATH).feed(b'{"id": "chatcmpl-1"}')
     assert [stored.response(i) for i in ("resp_abc-1", "resp_2", "chatcmpl-1")] == [A, A, None]
     for number in range(MAX_RESPONSES):
-        stored.notes([], A).feed(b'{"id":"resp_n%d"}' % number)
+        stored.notes([], A, RESPONSES_PATH).feed(b'{"id":"resp_n%d"}' % number)
     assert stored.response("resp_2") is None
 
 
 def test_sessions_are_noted_by_the_header_that_opens_them():
     stored = Stored()
-    stored.notes([(b"x-amzn-sagemaker-new-session-id", b"s-1; Expires=2026")], A).feed(b"{}")
-    stored.notes([(b"x-amzn-sagemaker-new-session-id", b"s" * 1000)], A).feed(b"{}")
+    for opened in (b"s-1; Expires=2026", b"s" * 1000):
+        stored.notes([(b"x-amzn-sagemaker-new-session-id", opened)], A, "/invocations")
 
     def session(value):
         return stored.session([(b"x-amzn-sagemaker-session-id", value)])

@@ -24,6 +24,7 @@ class Fleet:
             lambda replica_id, found: Replica(replica_id, "m", found.url, Origin("h", 1)),
             lambda replica: self.events.append(("joined", replica.replica_id)),
             lambda replica: self.events.append(("left", replica.replica_id)),
+            lambda found, owner: self.events.append(("refused", found.url, owner.replica_id)),
         )
 
     def apply(self, *found, source=0):
@@ -53,6 +54,41 @@ def test_a_pod_that_comes_back_at_another_address_is_another_replica(fleet):
     moved = Found("http://10.0.0.9:8000", "pod-a")
     assert fleet.apply(A, moved) == [("joined", "pod-a@10.0.0.9:8000")]
     assert fleet.apply(moved) == [("left", "pod-a")]
+
+
+def test_another_pod_at_the_same_address_is_another_replica(fleet):
+    fleet.apply(A)
+    assert fleet.apply(Found(A.url, "pod-c")) == [("left", "pod-a"), ("joined", "pod-c")]
+
+
+def test_two_sources_may_call_an_address_by_different_names(fleet):
+    fleet.apply(A, source=0)
+    assert fleet.apply(Found(A.url, "other"), source=1) == []
+    assert fleet.apply(source=0) == [("left", "pod-a"), ("joined", "other")]
+
+
+def test_a_source_that_is_retired_counts_until_all_its_successors_have_told(fleet):
+    fleet.apply(A, B, source=0)
+    fleet.membership.retire([0], [1, 2])
+    fleet.apply(B, source=1)
+    assert fleet.ids() == ["pod-a", "pod-b"], "the second one may still name it"
+    assert fleet.apply(source=2) == [("left", "pod-a")]
+    assert fleet.ids() == ["pod-b"]
+
+
+def test_without_successors_what_a_source_found_leaves_at_once(fleet):
+    fleet.apply(A, source=0)
+    fleet.membership.retire([0], [])
+    assert fleet.ids() == []
+
+
+def test_a_source_that_is_retired_twice_is_let_go_once(fleet):
+    fleet.apply(A, source=0)
+    fleet.membership.retire([0], [1])
+    fleet.membership.retire([1], [2])
+    fleet.apply(A, source=2)
+    assert fleet.ids() == ["pod-a"]
+    assert fleet.apply(source=2) == [("left", "pod-a")]
 
 
 def test_several_sources_feed_one_model(fleet):

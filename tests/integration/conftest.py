@@ -5,9 +5,12 @@ import contextlib
 import pytest
 
 from gateway.config.load import config_from_flags
+from tests.support.fixtures import replicas
 from tests.support.gateways import all_ready, quick, running
 from tests.support.replicas import until
 from tests.support.simulators import running_replica
+
+__all__ = ["replicas"]
 
 MODEL = "loadtests/demo_model"
 

@@ -182,6 +182,7 @@ async def test_kill_9_breaks_only_the_streams_that_were_open_on_it(simulators, g
     await until(lambda: _in_flight(gateway, 9))
     await until(lambda: _decoding(victim))
     os.kill(victim.process.pid, signal.SIGKILL)
+    victim.process.wait()  # until then its socket may still take a connection
     later = [await stream(number) for number in range(20, 26)]
     for replica, status, content in [*await asyncio.gather(*streams), *later]:
         broken = b"data: [DONE]" not in content

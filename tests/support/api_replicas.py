@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tests.support.replicas import Conversation, Received, ScriptedReplica
 
-PROBED = {b"/health", b"/v1/models", b"/metrics", b"/kv_event_sources"}
+PROBED = {b"/health", b"/v1/models", b"/metrics", b"/version", b"/kv_event_sources"}
 
 
 class ApiReplica(ScriptedReplica):

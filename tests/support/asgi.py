@@ -1,6 +1,6 @@
 """The public application without sockets: a client and replicas that are plain Python.
 
-Everything between them is the gateway's own, wired by `gateway.runtime`. Every step of the client
+Everything between them is the gateway's own, wired by `gateway.wiring`. Every step of the client
 and of a replica suspends, so that every await of the gateway can be cancelled.
 """
 
@@ -9,16 +9,19 @@ import contextlib
 import itertools
 import json
 import logging
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from unittest import mock
 
 from gateway.api.asgi import ON_DISCONNECT
+from gateway.certificates import Certificates
 from gateway.config.models import GatewayConfig
 from gateway.errors import ReplicaTimeout, ReplicaUnreachable, StreamBroken
 from gateway.observability.logging import EventLog
-from gateway.replicas.registry import ReplicaState
-from gateway.runtime import Gateway
+from gateway.observability.metrics import Metrics
+from gateway.reload import Reloader
+from gateway.wiring import Wiring
 from tests.support.books import CheckedBook, CountingObserver
 
 ERRORS = {
@@ -33,11 +36,20 @@ JSON = [(b"content-type", b"application/json")]
 
 @dataclass
 class Answer:
-    """What a replica does with one request: a status and pieces, or a word of ERRORS instead."""
+    """What a replica does with one request: a status and pieces, or a word of ERRORS instead.
+
+    Attributes:
+        ends_late: That the body is whole shows only after its last piece.
+    """
 
     status: int | str = 200
     pieces: tuple[bytes | str, ...] = (b"data: 1\n\n", b"data: 2\n\n")
     stream: bool = True
+    ends_late: bool = False
+
+    @property
+    def has_bug(self):
+        return "bug" in (self.status, *self.pieces)
 
 
 class FakeResponse:
@@ -47,11 +59,19 @@ class FakeResponse:
         self.status = answer.status
         self.headers = EVENT_STREAM if answer.stream else JSON
         self.closed = 0
-        self._pieces = iter(answer.pieces)
+        self._pieces = deque(answer.pieces)
+        self._ends_late = answer.ends_late
+
+    @property
+    def ended(self):
+        return not (self._pieces or self._ends_late)
 
     async def read(self):
         await asyncio.sleep(0)
-        piece = next(self._pieces, b"")
+        if not self._pieces:
+            self._ends_late = False
+            return b""
+        piece = self._pieces.popleft()
         if isinstance(piece, str):
             raise ERRORS[piece](piece)
         return piece
@@ -81,19 +101,54 @@ class FakeTransport:
         self.opened.append(FakeResponse(answer))
         return self.opened[-1]
 
+    def forget(self, origin):
+        pass
+
     def close(self):
         pass
+
+
+class Bugs(logging.Handler):
+    """Keeps what the log says about bugs of ours."""
+
+    def __init__(self):
+        super().__init__(logging.ERROR)
+        self.told = []
+
+    def emit(self, record):
+        self.told.append(self.format(record))
+
+
+class NoListeners:
+    """In the place of the listeners: keeps the applications that it is given."""
+
+    def __init__(self):
+        self.public, self.admin = _Given(), _Given()
+
+    def is_stopping(self):
+        return False
+
+    def configure(self, config):
+        pass
+
+
+class _Given:
+    app = None
+
+    def give(self, app):
+        self.app = app
 
 
 class AlwaysReady:
     """In the place of the prober: every replica is ready, whatever happens to it."""
 
-    def __init__(self, client, registry, times, learned):
+    def __init__(self, open_transport, registry, *_):
         self._registry = registry
 
     async def run(self, replica):
         while True:
-            self._registry.set_state(replica, ReplicaState.READY, "healthy")
+            replica.ejected_until = 0.0
+            self._registry.probed_well(replica)
             await asyncio.sleep(0)
 
 
@@ -198,8 +253,9 @@ class Stepped:
 class Assembled:
     """A wired gateway, driven request by request."""
 
-    def __init__(self, app, transport, book, observer):
+    def __init__(self, app, transport, book, observer, bugs):
         self.app = app
+        self.bugs = bugs
         self.transport = transport
         self.book = book
         self.observer = observer
@@ -239,6 +295,8 @@ class Assembled:
         assert self.observer.times_by_id == {}
         assert (self.admission.num_inside, self.admission.num_waiting) == (0, 0)
         assert all(response.closed for response in self.transport.opened)
+        assert not self.bugs or any(answer.has_bug for answer in plan), self.bugs
+        self.bugs.clear()
         return stepped.steps
 
     async def _settled(self):
@@ -270,22 +328,23 @@ async def assembled(config):
         observers.append(CountingObserver(*args))
         return observers[-1]
 
+    bugs = Bugs()
     logger = logging.getLogger("test.assembled")
-    logger.disabled = True
-    parts = {
-        "HttpToolsTransport": lambda now: transport,
-        "LoadBook": lambda: book,
-        "Observer": observer,
-        "Prober": AlwaysReady,
-    }
-    with mock.patch.multiple("gateway.runtime", **parts):
-        gateway = Gateway(config, EventLog(logger))
-        async with contextlib.AsyncExitStack() as stack:
-            stack.callback(gateway._public_socket.close)
-            stack.callback(gateway._admin_socket.close)
-            public, _ = await gateway._wire(stack)
-            await asyncio.sleep(0)
-            yield Assembled(public.config.app, transport, book, observers[0])
+    logger.handlers, logger.propagate = [bugs], False
+    patches = (
+        mock.patch("gateway.wiring.HttpToolsTransport", return_value=transport),
+        mock.patch("gateway.wiring.LoadBook", return_value=book),
+        mock.patch("gateway.assembly.Observer", observer),
+        mock.patch("gateway.replicas.following.Prober", AlwaysReady),
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        listeners, log, metrics = NoListeners(), EventLog(logger), Metrics()
+        wiring = Wiring(config, listeners, Certificates(), metrics, log, stack)
+        await wiring.start(Reloader(None, config, wiring.prepare, metrics, log))
+        await asyncio.sleep(0)
+        yield Assembled(listeners.public.app, transport, book, observers[0], bugs.told)
     # What the stack cancelled needs a turn to end.
     await asyncio.sleep(0)
 

@@ -26,6 +26,20 @@ async def replicas():
 
 
 @pytest.fixture
+async def engines():
+    """Start scripted engines or balancers: `await engines(Engine(), Engine())`."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(*new):
+            for engine in new:
+                await engine.start()
+                stack.push_async_callback(engine.stop)
+            return list(new)
+
+        yield start
+
+
+@pytest.fixture
 async def gateways():
     """Start a gateway: `await gateways(config)` or `await gateways(replica, replica, ...)`."""
     async with contextlib.AsyncExitStack() as stack:

@@ -23,6 +23,7 @@ class RunningGateway:
     client: httpx.AsyncClient
     admin: httpx.AsyncClient
     log: list[dict]
+    task: asyncio.Task
 
     async def status(self) -> dict:
         return (await self.admin.get("/admin/status")).json()
@@ -56,6 +57,9 @@ class _Lines(logging.Handler):
     def emit(self, record):
         self.lines.append({"event": record.getMessage(), **getattr(record, "fields", {})})
 
+    def tell(self, event):
+        return any(line["event"] == event for line in self.lines)
+
 
 def quick(config: GatewayConfig, **changes) -> GatewayConfig:
     """A configuration on free ports that probes quickly."""
@@ -73,21 +77,23 @@ async def all_ready(running):
 
 
 @contextlib.asynccontextmanager
-async def running(config):
+async def running(config, *, wait_started=True, file=None):
+    """Run a gateway; without waiting, its listeners may still answer that it starts."""
     lines = _Lines()
     logger = logging.getLogger(f"test.{id(lines)}")
     logger.setLevel("DEBUG")
     logger.propagate = False
     logger.addHandler(lines)
-    gateway = Gateway(config, EventLog(logger))
+    gateway = Gateway(config, EventLog(logger), file)
     task = asyncio.create_task(gateway.run())
     try:
-        await until(lambda: any(x["event"] == "ready" for x in lines.lines) or task.done(), "ready")
+        if wait_started:
+            await until(lambda: lines.tell("ready") or task.done(), "ready")
         async with (
             httpx.AsyncClient(base_url=gateway.url, timeout=WAIT_S, limits=ANY_NUMBER) as client,
             httpx.AsyncClient(base_url=gateway.admin_url, timeout=WAIT_S) as admin,
         ):
-            yield RunningGateway(gateway, client, admin, lines.lines)
+            yield RunningGateway(gateway, client, admin, lines.lines, task)
     finally:
         gateway.stop()
         await asyncio.wait_for(task, WAIT_S)

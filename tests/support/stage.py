@@ -134,7 +134,7 @@ class Stage:
             stack.push_async_callback(replica.stop)
             self.replicas.append(replica)
         config = config_from_flags([replica.url for replica in self.replicas])
-        with mock.patch("gateway.runtime.LoadBook", return_value=self.book):
+        with mock.patch("gateway.wiring.LoadBook", return_value=self.book):
             self.gateway = await stack.enter_async_context(running(quick(config, **self._changes)))
             await until(lambda: all_ready(self.gateway), "readiness")
 

@@ -1,15 +1,10 @@
-"""Replicas from a file that another program writes.
-
-The file is polled, not watched by inotify: a ConfigMap's file is a link to a link into a folder
-that is swapped, network mounts send no events, and a poll that was missed heals with the next one.
-"""
+"""Replicas from a file that another program writes."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +16,7 @@ from gateway.config.document import parse
 from gateway.config.errors import ConfigError, Finding, Problem, key_text
 from gateway.config.fields import Label, ReplicaUrl, Section, normal_url
 from gateway.config.messages import findings_of
+from gateway.config.watch import WatchedFile
 from gateway.replicas.discovery.base import Found, Snapshot
 
 # 300 replicas with names take 20 KiB. A file far beyond that is another file, given by mistake.
@@ -37,38 +33,24 @@ class ListedReplica(Section):
     name: Label | None = Field(None, description="Name in logs, metrics and response headers.")
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """What one look at the file found.
-
-    The content itself and not its time and size: a file system's clock ticks every few
-    milliseconds, and 300 replicas are read in 20 microseconds.
-    """
-
-    inode: int
-    content: bytes
-
-
 class FileDiscovery:
     """Follows a list of replicas in a YAML or JSON file.
 
-    A file that is missing or wrong changes nothing. One whose inode is new was renamed or linked
-    into place whole, and counts at once; one that changes in place may still be half written, and
-    counts at the next look.
+    A file that is missing or wrong changes nothing.
 
     Args:
         config: Which file, and how often it is looked at.
     """
 
     def __init__(self, config: FileDiscoveryConfig) -> None:
-        self._path = Path(config.path)
+        self._file = WatchedFile(Path(config.path), MAX_FILE_BYTES)
         self._interval_s = config.interval_s
         self._problem: str | None = None
 
     @property
     def problem(self) -> str | None:
         """`file:line: what is wrong, what would be right`; None while the file is good."""
-        return self._problem
+        return self._file.problem or self._problem
 
     async def snapshots(self) -> AsyncIterator[Snapshot]:
         """Yield the list, and each new one; nothing before the file was good once.
@@ -76,41 +58,19 @@ class FileDiscovery:
         See `Discovery.snapshots`.
         """
         in_force: Snapshot | None = None
-        taken: _Seen | None = None
-        may_be_half = False
         while True:
-            seen = self._look()
-            if seen is None:
-                taken, may_be_half = None, False  # also the same file is news when it is back
-            elif seen == taken:
-                may_be_half = False
-            else:
-                in_place = taken is not None and taken.inode == seen.inode
-                may_be_half = in_place and not may_be_half
-                if not may_be_half:
-                    taken = seen
-                    found = await self._parse(seen.content)
-                    if found is not None and found != in_force:
-                        in_force = found
-                        yield found
+            content = self._file.look()
+            found = await self._parse(content) if content is not None else None
+            if found is not None and found != in_force:
+                in_force = found
+                yield found
             await asyncio.sleep(self._interval_s)
-
-    def _look(self) -> _Seen | None:
-        """Return what is there; None, and a problem, where that cannot be read."""
-        try:
-            with self._path.open("rb") as stream:
-                inode = os.fstat(stream.fileno()).st_ino
-                return _Seen(inode, stream.read(MAX_FILE_BYTES + 1))
-        except OSError as error:
-            reason = (error.strerror or "unknown reason").lower()
-            self._problem = f"{self._path}: cannot be read: {reason}"
-            return None
 
     async def _parse(self, content: bytes) -> Snapshot | None:
         """Return the list; None, and a problem, where it is none."""
         try:
             # 300 items of YAML take 40 ms: in a thread, or every stream would stop for so long.
-            found = await asyncio.to_thread(parse_list, content, str(self._path))
+            found = await asyncio.to_thread(parse_list, content, str(self._file.path))
         except ConfigError as error:
             first, *others = error.problems
             self._problem = f"{first} (and {len(others)} more)" if others else str(first)

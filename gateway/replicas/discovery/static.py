@@ -14,14 +14,17 @@ class StaticDiscovery:
 
     Args:
         replicas: The list, under its ids as names.
+
+    Attributes:
+        snapshot: The same as a snapshot.
     """
 
     problem: str | None = None
 
     def __init__(self, replicas: Iterable[ReplicaConfig]) -> None:
-        self._snapshot: Snapshot = frozenset(Found(one.url, one.id) for one in replicas)
+        self.snapshot: Snapshot = frozenset(Found(one.url, one.id) for one in replicas)
 
     async def snapshots(self) -> AsyncIterator[Snapshot]:
         """Yield the list, and then wait to be cancelled; see `Discovery.snapshots`."""
-        yield self._snapshot
+        yield self.snapshot
         await asyncio.get_running_loop().create_future()

@@ -50,8 +50,93 @@ def test_a_valid_file_is_summed_up(tmp_path: Path) -> None:
         "    replica engine-2:8000: http://engine-2:8000",
         "  policy agents: session",
         "  policy default: expected_ttft",
-        "  1 rule",
+        "  rule rules[0]: path /v1/completions -> policy agents",
     ]
+
+
+def test_pools_and_rules_are_summed_up_without_the_values_of_headers(tmp_path: Path) -> None:
+    status, lines = check(
+        tmp_path,
+        """
+        models:
+          - name: m
+            tokenizer: org/m
+            replicas: [{url: "http://engine-0:8000"}]
+            discovery: [{kind: file, path: /replicas.yaml}]
+          - name: m
+            pool: trial
+            weight: 0.5
+            tokenizer: org/m
+            discovery:
+              - {kind: file, path: /one.yaml}
+              - {kind: dns, host: engines.test, port: 8000}
+              - {kind: file, path: /two.yaml}
+        policies:
+          spread: {kind: least_loaded}
+        auth:
+          keys_file: keys.yaml
+        rules:
+          - name: testers
+            when: {headers: {x-trial: secret, x-b: c}, api_key: team-a}
+            pool: trial
+          - when: {lora: sql, path: /v1/completions}
+            pool: trial
+            policy: spread
+        """,
+    )
+    assert status == 0
+    assert lines == [
+        "gateway.yaml: valid",
+        "  model m: 1 replica and those found by file, policy default",
+        "    replica engine-0:8000: http://engine-0:8000",
+        "    discovery file: /replicas.yaml",
+        "  model m, pool trial with weight 0.5: replicas found by file, dns, policy default",
+        "    discovery file: /one.yaml",
+        "    discovery dns: engines.test, port 8000",
+        "    discovery file: /two.yaml",
+        "  policy default: expected_ttft",
+        "  policy spread: least_loaded",
+        "  rule testers: api_key team-a, header x-trial, header x-b -> pool trial",
+        "  rule rules[1]: lora sql, path /v1/completions -> policy spread, pool trial",
+    ]
+
+
+def test_a_pool_without_a_share_and_without_a_rule_is_warned_of(tmp_path: Path) -> None:
+    text = """
+        models:
+          - name: m
+            tokenizer: org/m
+            replicas: [{{url: "http://engine-0:8000"}}]
+          - name: m
+            pool: trial
+            weight: 0
+            tokenizer: org/m
+            replicas: [{{url: "http://engine-1:8000"}}]
+        rules:
+          - when: {{headers: {{x-trial: "yes"}}}}
+            {}
+        """
+    assert check(tmp_path, text.format("policy: default"))[1][-1] == (
+        "gateway.yaml:8: models[1].weight: warning: "
+        "no rule names this pool, so it gets no requests, got 0"
+    )
+    assert "warning" not in check(tmp_path, text.format("pool: trial"))[1][-1]
+
+
+def test_a_rule_with_a_pool_leaves_the_names_of_other_pools_to_later_rules(tmp_path: Path) -> None:
+    text = """
+        models:
+          - {{name: m, tokenizer: org/m, replicas: [{{url: "http://engine-0:8000"}}]}}
+          - {{name: n, tokenizer: org/n, replicas: [{{url: "http://engine-1:8000"}}]}}
+        rules:
+          - when: {{headers: {{x-a: b}}}}
+            {}
+          - when: {{headers: {{x-a: b}}}}
+            pool: n
+        """
+    assert "never matches" in check(tmp_path, text.format("policy: default"))[1][-1]
+    assert "never matches" in check(tmp_path, text.format("pool: n"))[1][-1]
+    assert "warning" not in check(tmp_path, text.format("pool: m"))[1][-1]
 
 
 def test_what_can_hardly_be_meant_is_warned_of(tmp_path: Path) -> None:

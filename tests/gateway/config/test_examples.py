@@ -41,10 +41,12 @@ def test_there_is_one_for_each_use() -> None:
         "agents",
         "baseline_round_robin",
         "batch",
+        "canary",
         "chat",
         "hot_prompt",
         "minimal",
         "rag",
+        "tenants",
     }
 
 

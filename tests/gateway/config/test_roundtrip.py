@@ -106,6 +106,8 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     models = [
         {
             "name": name,
+            "pool": draw(st.none() | st.just(f"pool {i}")),
+            "weight": draw(st.floats(1e-9, 1e9) | st.integers(1, 100)),
             "policy": draw(st.none() | a_policy),
             "tokenizer": draw(st.none() | names),
             "block_size": draw(st.none() | st.integers(1, 4096)),
@@ -123,16 +125,25 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
             "when": st.one_of(
                 st.fixed_dictionaries({"model": st.sampled_from(model_names)}),
                 st.fixed_dictionaries({"headers": headers}),
-                st.just({"path": "/v1/completions"}),
+                st.just({"path": "/v1/completions", "lora": "adapter"}),
+                st.just({"api_key": "team-a"}),
             ),
             "policy": a_policy,
         }
+    )
+    named = st.fixed_dictionaries(
+        {
+            "when": st.just({"path": "/v1/embeddings"}),
+            "pool": st.sampled_from([model["pool"] or model["name"] for model in models]),
+        },
+        optional={"policy": st.none() | a_policy, "name": st.just("a.rule")},
     )
     return {
         "models": models,
         "policies": policy_by_name,
         "default_policy": draw(a_policy),
-        "rules": draw(st.lists(rules, max_size=3)),
+        "rules": [*draw(st.lists(rules, max_size=3)), *draw(st.lists(named, max_size=1))],
+        "auth": {"keys_file": "keys.yaml"},
         "listen": {"port": draw(st.integers(0, 9089))},
         "timeouts": {"connect_s": draw(seconds)},
         "decision_headers": draw(st.booleans()),

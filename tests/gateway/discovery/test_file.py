@@ -32,13 +32,13 @@ class Looks:
     def __init__(self, path, monkeypatch):
         self.looks = 0
         self.discovery = discovery(path)
-        look = self.discovery._look
+        look = self.discovery._file.look
 
         def counted():
             self.looks += 1
             return look()
 
-        monkeypatch.setattr(self.discovery, "_look", counted)
+        monkeypatch.setattr(self.discovery._file, "look", counted)
 
     async def more(self, num=2):
         seen = self.looks
@@ -196,6 +196,7 @@ def swap(folder, name, text):
     (folder / "..data_tmp").rename(folder / "..data")
 
 
+@pytest.mark.alone  # counts all memory of the process
 async def test_10_000_rewrites_leave_nothing_behind(path):
     """Far more rewrites than looks: each look sees one whole state, and memory stays flat."""
     state = [json.dumps([f"http://a:{1000 + i}" for i in range(first, 5)]) for first in range(5)]

@@ -26,7 +26,7 @@ ports:
   - name: warmroute-admin
     containerPort: {{ include "warmroute.adminPort" . }}
   {{- end }}
-# Alive until proven dead: a tokenizer takes seconds to load, from the hub minutes.
+# Imports take seconds on a busy node. Tokenizers load behind a gateway that lives and is not ready.
 startupProbe:
   {{- include "warmroute.probe" (list . "/livez") | nindent 2 }}
   {{- toYaml .Values.probes.startup | nindent 2 }}

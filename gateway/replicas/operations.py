@@ -1,0 +1,116 @@
+"""What operators do to replicas: cordon, drain, uncordon, weigh.
+
+Every operation says what shall be and not what shall happen, so a repeated one changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Any
+
+from gateway.errors import ReplicaNotFound
+from gateway.observability.logging import EventLog
+from gateway.replicas.registry import Registry
+from gateway.replicas.report import FleetReport
+from gateway.replicas.state import ReplicaState
+from routing.load import LoadBook
+from routing.types import ReplicaId
+
+# Between two looks at a replica that is waited for. Requests that end must not pay for a look of
+# their own, and nobody notices a tenth of a second after minutes.
+_LOOK_INTERVAL_S = 0.1
+# In an answer to an unknown id.
+_MAX_HINTS = 5
+
+
+class Operations:
+    """What operators do to replicas, and the log of it.
+
+    Args:
+        registry: The replicas.
+        book: Their loads: a drained one has nothing in flight.
+        log: Gets one line a change.
+        now: Monotonic seconds.
+    """
+
+    def __init__(
+        self, registry: Registry, book: LoadBook, log: EventLog, now: Callable[[], float]
+    ) -> None:
+        self._registry = registry
+        self._book = book
+        self._log = log
+        self._now = now
+        self.report = FleetReport(registry, book, now)
+
+    def show(self, text: str) -> dict[str, Any]:
+        """Return one replica.
+
+        Raises:
+            ReplicaNotFound: Nobody knows the id.
+        """
+        return self.report.one(self._known(text))
+
+    def hold(self, text: str, state: ReplicaState, note: str) -> dict[str, Any]:
+        """Cordon or drain a replica, and return it.
+
+        Raises:
+            ReplicaNotFound: Nobody knows the id.
+        """
+        replica_id = self._known(text)
+        if self._registry.hold(replica_id, state, note):
+            self._log.info("operator", replica=replica_id, hold=state.value, note=note)
+        return self.report.one(replica_id)
+
+    def release(self, text: str) -> dict[str, Any]:
+        """End a replica's hold, and return it.
+
+        Raises:
+            ReplicaNotFound: Nobody knows the id.
+        """
+        replica_id = self._known(text)
+        if self._registry.release(replica_id):
+            self._log.info("operator", replica=replica_id, hold=None)
+        return self.report.one(replica_id)
+
+    def weigh(self, text: str, weight: float | None) -> dict[str, Any]:
+        """Put a weight in the place of a replica's own, or end that, and return the replica.
+
+        Raises:
+            ReplicaNotFound: Nobody knows the id.
+        """
+        replica_id = self._known(text)
+        if self._registry.weigh(replica_id, weight):
+            self._log.info("operator", replica=replica_id, weight=weight)
+        return self.report.one(replica_id)
+
+    async def drained(self, text: str, wait_s: float) -> bool:
+        """Wait until a replica that drains has nothing in flight.
+
+        Args:
+            text: Its id.
+            wait_s: Seconds at most.
+
+        Returns:
+            Whether that is so; False at once where somebody ended the drain.
+        """
+        replica_id, deadline = ReplicaId(text), self._now() + wait_s
+        while True:
+            hold = self._registry.instructions.of(replica_id).hold
+            if hold is None or hold.state is not ReplicaState.DRAINING:
+                return False
+            if self._book.snapshot(replica_id, self._now()).in_flight == 0:
+                return True
+            if self._now() >= deadline:
+                return False
+            await asyncio.sleep(min(_LOOK_INTERVAL_S, max(0.0, deadline - self._now())))
+
+    def _known(self, text: str) -> ReplicaId:
+        replica_id = ReplicaId(text)
+        if not self._registry.knows(replica_id):
+            ids = sorted(self._registry.ids())
+            near = get_close_matches(text, ids, _MAX_HINTS, cutoff=0.4) or ids[:_MAX_HINTS]
+            hint = f"near it are {', '.join(near)}" if near else "no replica is known yet"
+            raise ReplicaNotFound(f"No replica has the id `{text}`; {hint}.", param="id")
+        return replica_id

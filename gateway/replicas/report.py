@@ -1,0 +1,117 @@
+"""Replicas as operators see them: for the status page, the admin API and its command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gateway.replicas.facts import ReplicaFacts
+from gateway.replicas.instructions import Instruction
+from gateway.replicas.registry import Registry, Replica
+from gateway.replicas.state import Hold, ReplicaState
+from routing.load import LoadBook
+from routing.types import ReplicaId
+
+
+class FleetReport:
+    """Tells what is known of replicas, as JSON. Reads only.
+
+    Times are told as seconds ago: clocks of machines differ.
+
+    Args:
+        registry: The replicas.
+        book: Their loads.
+        now: Monotonic seconds.
+    """
+
+    def __init__(self, registry: Registry, book: LoadBook, now: Callable[[], float]) -> None:
+        self._registry = registry
+        self._book = book
+        self._now = now
+
+    def fleet(self) -> dict[str, Any]:
+        """Return all replicas, those that left, and what was said about replicas that left."""
+        instructions = self._registry.instructions
+        return {
+            "replicas": [self.replica(replica) for replica in self._registry],
+            "gone": [
+                {
+                    "id": departure.replica_id,
+                    "model": departure.model_key,
+                    "url": departure.url,
+                    "was": departure.was,
+                    "reason": departure.reason,
+                    "ago_s": self._ago(departure.at),
+                }
+                for departure in reversed(self._registry.departures)
+            ],
+            "absent": [self._absent(*item) for item in instructions.absent().items()],
+            "forgotten_instructions": instructions.num_forgotten,
+        }
+
+    def one(self, replica_id: ReplicaId) -> dict[str, Any]:
+        """Return one replica with its history; of one that left, what was said about it."""
+        replica = self._registry.get(replica_id)
+        if replica is None:
+            return self._absent(replica_id, self._registry.instructions.of(replica_id))
+        return {
+            **self.replica(replica),
+            "changes": [
+                {"state": change.state, "reason": change.reason, "ago_s": self._ago(change.at)}
+                for change in reversed(replica.changes)
+            ],
+        }
+
+    def replica(self, replica: Replica) -> dict[str, Any]:
+        """Return one replica as it is now."""
+        load = self._book.snapshot(replica.replica_id, self._now())
+        return {
+            "id": replica.replica_id,
+            "model": replica.model_key,
+            "url": replica.url,
+            "state": replica.state.value,
+            "reason": replica.state_reason,
+            "for_s": self._ago(replica.since),
+            "alive": replica.fault is None,
+            "fault": replica.fault,
+            "hold": self._hold(replica.hold),
+            "weight": replica.weight,
+            "configured_weight": replica.configured_weight,
+            "in_flight": load.in_flight,
+            "drained": replica.state is ReplicaState.DRAINING and load.in_flight == 0,
+            "outstanding_prefill_s": round(load.prefill_s, 3),
+            "block_size": replica.block_size,
+            "follows_events": replica.follows_events,
+            "rank": replica.rank,
+            "shared_address": replica.shared_address,
+            "contradictions": {c.fact: c.text for c in replica.contradictions},
+            **_facts(replica.facts),
+        }
+
+    def _absent(self, replica_id: ReplicaId, said: Instruction) -> dict[str, Any]:
+        return {
+            "id": replica_id,
+            "state": ReplicaState.GONE.value,
+            "hold": self._hold(said.hold),
+            "weight": said.weight,
+            "in_flight": 0,
+        }
+
+    def _hold(self, hold: Hold | None) -> dict[str, Any] | None:
+        if hold is None:
+            return None
+        return {"state": hold.state.value, "reason": hold.note, "for_s": self._ago(hold.since)}
+
+    def _ago(self, at: float) -> float:
+        return round(self._now() - at, 1)
+
+
+def _facts(facts: ReplicaFacts) -> dict[str, Any]:
+    return {
+        "num_blocks": facts.num_blocks,
+        "max_model_len": facts.max_model_len,
+        "models": [model.name for model in facts.models],
+        "version": facts.version,
+        "hash_algorithm": facts.hash_algorithm,
+        "ranks": list(facts.ranks),
+    }

@@ -1,0 +1,384 @@
+"""Live configuration: what a reload changes, what it keeps, and what a broken file does."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from pathlib import Path
+from unittest import mock
+
+import httpx
+import pytest
+
+from gateway.cli import main
+from gateway.config.load import load_config
+from tests.support.certificates import Authority
+from tests.support.gateways import all_ready, running
+from tests.support.processes import gateway_process
+from tests.support.replicas import until
+
+CHAT = "/v1/chat/completions"
+HERE = {"host": "127.0.0.1", "port": 0}
+SOON_S = 0.01
+
+
+async def answers(conversation):
+    await conversation.answer(b'{"choices": []}')
+
+
+def sections(*replicas, **given):
+    models = [{"name": "m", "replicas": [{"url": replica.url} for replica in replicas]}]
+    health = {"interval_s": 0.05, "timeout_s": 1.0}
+    return {"listen": HERE, "admin": HERE, "health": health, "models": models, **given}
+
+
+class Live:
+    """A gateway that runs from a file which the test rewrites."""
+
+    def __init__(self, gateway, path):
+        self.gateway, self.client, self.admin = gateway, gateway.client, gateway.admin
+        self.path = path
+
+    def write(self, values):
+        write(self.path, values)
+
+    async def reload(self, values=None):
+        if values is not None:
+            self.write(values)
+        return await self.admin.post("/admin/reload")
+
+    def told(self, event):
+        return [line for line in self.gateway.log if line["event"] == event]
+
+
+def write(path, values):
+    new = path.with_suffix(".new")
+    new.write_text(values if isinstance(values, str) else json.dumps(values))  # JSON is YAML
+    new.replace(path)
+
+
+@pytest.fixture
+async def live(tmp_path):
+    """Start a gateway from a file: `await live(values)`."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(values, *, watched=False):
+            path = tmp_path / "warmroute.yaml"
+            write(path, values)
+            interval_s = SOON_S if watched else 3600.0
+            stack.enter_context(mock.patch("gateway.reload.LOOK_INTERVAL_S", interval_s))
+            config = load_config(path, os.environ)
+            gateway = await stack.enter_async_context(running(config, file=path))
+            await until(lambda: all_ready(gateway), "readiness")
+            return Live(gateway, path)
+
+        yield start
+
+
+async def test_the_next_request_is_routed_by_the_new_policy_and_the_answer_says_what_changed(
+    replicas, live, chat
+):
+    (replica,) = await replicas(answers)
+    policies = {"p": {"kind": "least_loaded"}}
+    gateway = await live(sections(replica, policies=policies, default_policy="p"))
+    before = await gateway.client.post(CHAT, json=chat())
+    policies = {"p": {"kind": "round_robin"}}
+    answer = await gateway.reload(sections(replica, policies=policies, default_policy="p"))
+    after = await gateway.client.post(CHAT, json=chat())
+    names = [r.headers["x-warmroute-policy"] for r in (before, after)]
+    assert names == ["least_loaded", "round_robin"]
+    assert answer.json()["result"] == "applied"
+    assert 'policies.p.kind: "least_loaded" -> "round_robin"' in answer.json()["changes"]
+    applied = gateway.told("config_applied")
+    assert [(line["trigger"], line["changes"]) for line in applied] == [
+        ("operator", answer.json()["changes"])
+    ]
+
+
+async def test_the_same_file_again_changes_nothing_and_logs_nothing(replicas, live):
+    (replica,) = await replicas(answers)
+    gateway = await live(sections(replica))
+    answer = await gateway.reload()
+    assert answer.json() == {"result": "unchanged", "changes": [], "needs_restart": []}
+    assert gateway.told("config_applied") == []
+    assert await gateway.gateway.metric('warmroute_config_reloads_total{result="unchanged"}') >= 1
+
+
+async def test_streams_loads_and_learned_names_outlive_a_reload(replicas, live, chat):
+    go_on = asyncio.Event()
+
+    async def slow(conversation):
+        await conversation.start_stream()
+        await conversation.chunk(b"data: 1\n\n")
+        await go_on.wait()
+        await conversation.chunk(b"data: [DONE]\n\n")
+        await conversation.end()
+
+    (replica,) = await replicas(slow)
+    values = sections(replica)
+    del values["models"][0]["name"]  # so that the replica has to tell
+    gateway = await live(values)
+    async with gateway.client.stream("POST", CHAT, json=chat(stream=True)) as stream:
+        pieces = stream.aiter_raw()
+        assert await anext(pieces) == b"data: 1\n\n"
+        reloaded = await gateway.reload({**values, "limits": {"max_in_flight": 7}})
+        assert reloaded.json()["changes"] == ["limits.max_in_flight: 4096 -> 7"]
+        assert await gateway.gateway.in_flight() == 1
+        assert await gateway.gateway.states() == ["ready"], "nobody is asked again who he is"
+        go_on.set()
+        assert b"".join([piece async for piece in pieces]) == b"data: [DONE]\n\n"
+    await until(lambda: _is(gateway.gateway.in_flight, 0))
+    names = [model["id"] for model in (await gateway.client.get("/v1/models")).json()["data"]]
+    assert names == ["m"]
+
+
+async def _is(ask, value):
+    return await ask() == value
+
+
+async def test_replicas_come_and_go_with_the_list_and_the_others_stay_as_they_are(
+    replicas, live, chat
+):
+    go_on = asyncio.Event()
+
+    async def slow(conversation):
+        await go_on.wait()
+        await conversation.answer(b'{"whole": true}')
+
+    leaving, staying, new = await replicas(slow, answers, answers)
+    gateway = await live(sections(leaving, staying))
+    since = (await gateway.gateway.replica(staying.name))["for_s"]
+    waiting = [asyncio.create_task(gateway.client.post(CHAT, json=chat(f"{n}"))) for n in range(9)]
+    await until(lambda: leaving.received)
+    probes = len(staying.probes)
+    await gateway.reload(sections(staying, new))
+    await until(lambda: all_ready(gateway.gateway))
+    num_left = len(leaving.received)
+    answered = [await gateway.client.post(CHAT, json=chat(f"{n}")) for n in range(20)]
+    assert {a.headers["x-warmroute-replica"] for a in answered} == {staying.name, new.name}
+    go_on.set()
+    assert [a.status_code for a in await asyncio.gather(*waiting)] == [200] * 9
+    assert len(leaving.received) == num_left, "it gets no request any more"
+    assert (await gateway.gateway.replica(staying.name))["for_s"] >= since
+    await until(lambda: len(staying.probes) > probes)
+
+
+async def test_models_come_and_go(replicas, live, chat):
+    (one,) = await replicas(answers)
+    (two,) = await replicas(answers, model="other")
+    first = sections(one)
+    second = {"name": "other", "replicas": [{"url": two.url}]}
+    gateway = await live(first)
+    unknown = await gateway.client.post(CHAT, json=chat() | {"model": "other"})
+    await gateway.reload({**first, "models": [*first["models"], second]})
+    await until(lambda: all_ready(gateway.gateway))
+    known = await gateway.client.post(CHAT, json=chat() | {"model": "other"})
+    await gateway.reload({**first, "models": [second]})
+    gone = await gateway.client.post(CHAT, json=chat())
+    statuses = [answer.status_code for answer in (unknown, known, gone)]
+    assert statuses == [404, 200, 404]
+    assert [line["replica"] for line in gateway.told("replica_state")][-1] == one.name
+
+
+async def test_a_replica_may_move_from_one_model_to_another(replicas, live, chat):
+    (replica,) = await replicas(answers)
+    values = sections(replica)
+    gateway = await live(values)
+    moved = {"name": "n", "replicas": [{"url": replica.url}]}
+    await gateway.reload({**values, "models": [moved]})
+    await until(lambda: all_ready(gateway.gateway))
+    assert (await gateway.client.post(CHAT, json=chat() | {"model": "n"})).status_code == 200
+
+
+async def test_what_is_configured_of_a_replica_changes_in_place(replicas, live, chat):
+    (replica,) = await replicas(answers)
+    values = sections(replica)
+    gateway = await live(values)
+    model = {**values["models"][0], "api_key": "upstream-1", "block_size": 32}
+    model["replicas"] = [{"url": replica.url, "weight": 2.5}]
+    await gateway.reload({**values, "models": [model]})
+    assert await gateway.gateway.states() == ["ready"], "no moment without it"
+    await gateway.client.post(CHAT, json=chat())
+    assert replica.received[-1].header(b"authorization") == b"Bearer upstream-1"
+    shown = await gateway.gateway.replica(replica.name)
+    assert (shown["block_size"], shown["weight"]) == (32, 2.5)
+
+
+async def test_a_broken_file_changes_nothing_and_says_what_is_wrong(replicas, live, chat):
+    (replica,) = await replicas(answers)
+    gateway = await live(sections(replica))
+    answer = await gateway.reload("models:\n  - name: m\n    replicas: 3\nlimit: {}\n")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["reason"]) == (400, "config_invalid")
+    assert [problem.split(": ")[:2] for problem in error["problems"]] == [
+        [f"{gateway.path}:3", "models[0].replicas"],
+        [f"{gateway.path}:4", "limit"],
+    ]
+    assert (await gateway.client.post(CHAT, json=chat())).status_code == 200
+    assert await gateway.gateway.metric("warmroute_config_valid") == 0
+    assert len(gateway.told("config_refused")) == 1
+    mended = await gateway.reload(sections(replica))
+    assert mended.json()["result"] == "unchanged"
+    assert await gateway.gateway.metric("warmroute_config_valid") == 1
+
+
+@pytest.mark.parametrize("broken", ["tokenizer", "keys_file", "ca_file"])
+async def test_a_file_that_cannot_be_used_changes_nothing(replicas, live, broken, tmp_path):
+    (replica,) = await replicas(answers)
+    values = sections(replica)
+    gateway = await live(values)
+    missing = str(tmp_path / "missing")
+    model = values["models"][0]
+    changed = {
+        "tokenizer": {**values, "models": [{**model, "tokenizer": missing}]},
+        "keys_file": {**values, "auth": {"keys_file": missing}},
+        "ca_file": {**values, "models": [{**model, "tls": {"ca_file": missing}}]},
+    }[broken]
+    answer = await gateway.reload({**changed, "default_policy": "default"})
+    assert answer.status_code == 400
+    assert missing in str(answer.json()["error"]["problems"])
+    assert (await gateway.reload(values)).json()["result"] == "unchanged"
+
+
+async def test_what_needs_a_restart_is_told_until_it_is_done_and_the_rest_is_applied(
+    replicas, live, chat
+):
+    (replica,) = await replicas(answers)
+    values = sections(replica)
+    gateway = await live(values)
+    moved = {**values, "listen": {**HERE, "port": 1}, "limits": {"max_in_flight": 9}}
+    for expected in ("applied", "unchanged"):
+        answer = (await gateway.reload(moved)).json()
+        assert answer["result"] == expected
+        assert answer["needs_restart"] == ["listen.port: 0 -> 1"]
+    assert await gateway.gateway.metric("warmroute_config_needs_restart") == 1
+    assert len(gateway.told("config_needs_restart")) == 1
+    assert (await gateway.client.post(CHAT, json=chat())).status_code == 200
+    assert (await gateway.reload(values)).json()["needs_restart"] == []
+
+
+async def test_keys_come_into_force_with_the_file(replicas, live, chat):
+    (replica,) = await replicas(answers)
+    values = sections(replica)
+    gateway = await live(values)
+    key = {"authorization": "Bearer sk-1"}
+    statuses = [(await gateway.client.post(CHAT, json=chat())).status_code]
+    await gateway.reload({**values, "auth": {"keys": [{"name": "t", "key": "sk-1"}]}})
+    for headers in ({}, key):
+        answer = await gateway.client.post(CHAT, json=chat(), headers=headers)
+        statuses.append(answer.status_code)
+    assert b"sk-1" not in b"".join(bytes(str(line), "utf-8") for line in gateway.gateway.log)
+    await gateway.reload(values)
+    statuses.append((await gateway.client.post(CHAT, json=chat())).status_code)
+    assert statuses == [200, 401, 200, 200]
+
+
+async def test_a_changed_file_is_noticed_also_behind_a_link_that_is_swapped(
+    replicas, live, tmp_path
+):
+    (replica,) = await replicas(answers)
+    values = sections(replica)
+    gateway = await live(values, watched=True)
+    limit = iter(range(10, 20))
+
+    def next_values():
+        return {**values, "limits": {"max_in_flight": next(limit)}}
+
+    async def applied(num):
+        await until(lambda: len(gateway.told("config_applied")) == num, f"{num} reloads")
+
+    gateway.write(next_values())
+    await applied(1)
+    for name in ("..1", "..2"):  # as a ConfigMap is mounted
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "c").write_text(json.dumps(next_values()))
+    (tmp_path / "..data").symlink_to("..1")
+    gateway.path.unlink()
+    gateway.path.symlink_to("..data/c")
+    await applied(2)
+    (tmp_path / "..new").symlink_to("..2")
+    (tmp_path / "..new").replace(tmp_path / "..data")
+    await applied(3)
+    gateway.path.unlink()
+    await until(lambda: gateway.told("config_refused"), "the missing file")
+    assert await gateway.gateway.metric("warmroute_config_valid") == 0
+    assert {line["trigger"] for line in gateway.told("config_applied")} == {"file"}
+    assert len(gateway.told("config_refused")) == 1, "once, and not at every look"
+
+
+async def test_many_reloads_at_once_come_one_after_the_other(replicas, live):
+    (replica,) = await replicas(answers)
+    values = sections(replica)
+    gateway = await live(values)
+    gateway.write({**values, "limits": {"max_in_flight": 5}})
+    answers_got = await asyncio.gather(*(gateway.reload() for _ in range(10)))
+    results = sorted(answer.json()["result"] for answer in answers_got)
+    assert results == ["applied"] + ["unchanged"] * 9
+
+
+async def test_without_a_file_there_is_nothing_to_reload(replicas, gateways):
+    (replica,) = await replicas(answers)
+    gateway = await gateways(replica)
+    answer = await gateway.admin.post("/admin/reload")
+    assert (answer.status_code, answer.json()["error"]["reason"]) == (409, "no_config_file")
+    assert "--config" in answer.json()["error"]["message"]
+
+
+async def test_sighup_reloads(replicas, tmp_path):
+    (replica,) = await replicas(answers)
+    values = sections(replica)
+    async with gateway_process(tmp_path, values) as process:
+        write(tmp_path / "gateway.json", {**values, "limits": {"max_in_flight": 3}})
+        process.process.send_signal(signal.SIGHUP)
+
+        def applied():
+            return [line for line in process.lines() if line["event"] == "config_applied"]
+
+        await until(applied, "the reload")
+        assert applied()[0]["changes"] == ["limits.max_in_flight: 4096 -> 3"]
+
+
+async def test_a_renewed_certificate_is_shown_to_new_connections(replicas, live, tmp_path):
+    (replica,) = await replicas(answers)
+    authority = Authority(tmp_path)
+    files = authority.issue("127.0.0.1", name="old")
+    values = sections(replica, listen={**HERE, "tls": files})
+    gateway = await live(values)
+    url = gateway.gateway.gateway.url
+
+    async def serial():
+        _, writer = await asyncio.open_connection(
+            "127.0.0.1", int(url.rpartition(":")[2]), ssl=authority.trust()
+        )
+        shown = writer.get_extra_info("peercert")["serialNumber"]
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        return shown
+
+    before = await serial()
+    renewed = authority.issue("127.0.0.1", name="new")
+    for key, name in renewed.items():
+        await asyncio.to_thread(Path(name).replace, files[key])
+    assert (await gateway.reload()).status_code == 200
+    assert await serial() != before
+    async with httpx.AsyncClient(verify=authority.trust()) as client:
+        assert (await client.get(f"{url}/livez")).status_code == 200
+
+
+async def test_the_command_prints_what_changed_or_what_is_wrong(replicas, live, capsys):
+    (replica,) = await replicas(answers)
+    values = sections(replica)
+    gateway = await live(values)
+
+    async def command():
+        arguments = ["reload", "--admin", gateway.gateway.gateway.admin_url]
+        return await asyncio.to_thread(main, arguments), *capsys.readouterr()
+
+    gateway.write({**values, "limits": {"max_in_flight": 6}})
+    assert await command() == (0, "applied\nlimits.max_in_flight: 4096 -> 6\n", "")
+    gateway.write("models: 3\n")
+    code, out, err = await command()
+    assert (code, out) == (1, "")
+    assert err.splitlines()[1].startswith(f"warmroute: {gateway.path}:1: models: ")
