@@ -165,8 +165,13 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """httptools: one header, or one trailer, which ends here."""
         self._count_header_bytes(len(name) + len(value))
-        if self._in_head:
-            super().on_header(name, value)
+        if not self._in_head:
+            return
+        # As uvicorn's own, of which every call costs: a request has a dozen headers.
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """httptools: the headers are whole."""

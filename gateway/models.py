@@ -18,6 +18,7 @@ from gateway.routes import Route, build_cost, build_routes
 from gateway.rules import Rule, Wanted, build_rules
 from routing.cost import CostModel
 from routing.types import ReplicaId
+from routing.value import value
 
 
 @dataclass(slots=True, eq=False)
@@ -105,7 +106,7 @@ class Model:
         self.served = served
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Offer:
     """Where a request may go, before a pool is drawn.
 
@@ -127,7 +128,7 @@ class Offer:
         return pool.route_by_policy[policy or pool.default_policy]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Choice:
     """The pool and the route that a request got, and why.
 

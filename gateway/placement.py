@@ -79,25 +79,28 @@ class Placed:
     decision: Decision | None = None
     home: ReplicaId | None = None
 
-    @property
-    def order(self) -> Sequence[ReplicaId]:
-        """Replicas to try, in order."""
+    def at(self, position: int) -> ReplicaId | None:
+        """Return the replica to try at a position from 0 on; None where there is no other.
+
+        The order beyond the first is worked out when it is asked for, which is nearly never.
+        """
         if self.decision is None:
-            return [self.lease.replica]
-        if self.home is None:
-            return self.decision.order
-        return [self.home, *(other for other in self.decision.order if other != self.home)]
+            return self.lease.replica if position == 0 else None
+        if position == 0:
+            return self.home or self.decision.replica
+        order = self.decision.order
+        if self.home is not None:
+            order = [self.home, *(other for other in order if other != self.home)]
+        return order[position] if position < len(order) else None
 
     @property
     def match(self) -> PrefixMatch:
         """What the replica that has the lease is expected to hold."""
         return NO_MATCH if self.decision is None else self.decision.match_of(self.lease.replica)
 
-    def has_free(self, others: Sequence[ReplicaId]) -> bool:
-        """Return whether the next of `others` may take one more request under the load cap."""
-        if self.decision is None or not others:
-            return False
-        return not self.decision.ranked_of(others[0]).over_cap
+    def is_under_cap(self, replica: ReplicaId) -> bool:
+        """Return whether a candidate may take one more request under its load cap."""
+        return self.decision is not None and not self.decision.ranked_of(replica).over_cap
 
 
 class Placer:

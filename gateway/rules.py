@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from gateway.config.models import RuleConfig
 from gateway.proxy.headers import Header, first
+from routing.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Wanted:
     """What rules look at in a request.
 

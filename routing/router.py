@@ -82,7 +82,9 @@ class Router:
         )
 
     def _policy_for(self, query: RouteQuery) -> Policy:
-        return next(p for p in (self.policy, *self.fallbacks) if p.can_rank(query))
+        if self.policy.can_rank(query):
+            return self.policy
+        return next(policy for policy in self.fallbacks if policy.can_rank(query))
 
     def _caps(
         self,
@@ -116,7 +118,8 @@ def _rank(
 
 def _choose(ranked: Sequence[RankedCandidate]) -> tuple[RankedCandidate, Reason]:
     # `load_cap` leaves at least one under its cap, so this always finds one.
-    chosen = next(r for r in ranked if not r.over_cap)
     if len(ranked) == 1:
-        return chosen, Reason.ONLY
-    return chosen, Reason.BEST if chosen is ranked[0] else Reason.SPILL
+        return ranked[0], Reason.ONLY
+    if not ranked[0].over_cap:
+        return ranked[0], Reason.BEST
+    return next(r for r in ranked if not r.over_cap), Reason.SPILL

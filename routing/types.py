@@ -194,12 +194,17 @@ class Decision:
 
     def ranked_of(self, replica: ReplicaId) -> RankedCandidate:
         """Return one candidate with its terms."""
-        return next(r for r in self.ranked if r.candidate.replica == replica)
+        for ranked in self.ranked:  # the chosen one is the first, nearly always
+            if ranked.candidate.replica == replica:
+                return ranked
+        raise KeyError(replica)
 
     def match_of(self, replica: ReplicaId) -> PrefixMatch:
         """Return what a replica was expected to hold; nothing where it was no candidate."""
-        ranked = (r.candidate for r in self.ranked)
-        return next((c.match for c in ranked if c.replica == replica), NO_MATCH)
+        for ranked in self.ranked:
+            if ranked.candidate.replica == replica:
+                return ranked.candidate.match
+        return NO_MATCH
 
     @property
     def order(self) -> Sequence[ReplicaId]:

@@ -45,6 +45,7 @@ _FAILED_STATUSES = frozenset({502, 504})
 # Streams whose events have names; Anthropic's clients pass over an event without one.
 _NAMED_EVENTS = frozenset({"/v1/messages", "/v1/responses"})
 # An SSE comment: clients pass over it.
+_NOBODY = ReplicaId("")
 _HEARTBEAT = b": waiting\n\n"
 
 
@@ -87,15 +88,13 @@ class Relay:
         """
         self.budget.request()
         try:
-            order = placed.order[: self.max_tries]
-            for position, replica_id in enumerate(order):
-                replica = self.registry.get(replica_id)
+            for position in range(self.max_tries):
+                replica = self.registry.get(placed.at(position) or _NOBODY)
                 if replica is None or (position and replica.state is not ReplicaState.READY):
                     continue  # it left, or was taken out, after the decision
                 self.placer.move(placed, replica)
-                record.tried(replica_id)
-                others = order[position + 1 :]
-                upstream = await self._try(request, replica, placed, others, record)
+                record.tried(replica.replica_id)
+                upstream = await self._try(request, replica, placed, position, record)
                 if upstream is not None:
                     try:
                         await self._answer(upstream, replica, placed, client, record)
@@ -111,16 +110,16 @@ class Relay:
         request: ClientRequest,
         replica: Replica,
         placed: Placed,
-        others: Sequence[ReplicaId],
+        position: int,
         record: RequestRecord,
     ) -> UpstreamResponse | None:
-        """Return a replica's response, or None where the request moves on."""
+        """Return the response of the replica at a position, or None where the request moves on."""
         upstream = self._upstream_request(request, replica, record)
         try:
             response = await self.transport.request(replica.origin, upstream, self.deadlines)
         except ReplicaUnreachable as error:
             self.registry.failed(replica, error.reason, certain=True)
-            if others and self.budget.take():
+            if self._next(placed, position) is not None and self.budget.take():
                 record.retried(replica.replica_id, error.reason)
                 return None
             if isinstance(error, ConnectTimeout):
@@ -132,12 +131,16 @@ class Relay:
         if response.status not in NOT_BEGUN_STATUSES:
             return response
         self.registry.busy(replica, _retry_after_s(response.headers))
-        free = placed.has_free(others) and self.registry.is_free(others[0])
+        other = self._next(placed, position)
+        free = other is not None and placed.is_under_cap(other) and self.registry.is_free(other)
         if not free or not self.budget.take():
             return response
         record.retried(replica.replica_id, f"status_{response.status}")
         response.close()
         return None
+
+    def _next(self, placed: Placed, position: int) -> ReplicaId | None:
+        return placed.at(position + 1) if position + 1 < self.max_tries else None
 
     def _upstream_request(
         self, request: ClientRequest, replica: Replica, record: RequestRecord
