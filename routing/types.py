@@ -6,7 +6,7 @@ Everything here is a frozen value. A decision is a pure function of one `RouteQu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
 from typing import NewType
@@ -130,19 +130,19 @@ class RouteQuery:
 
 
 @value
-class ScoreTerm:
-    """One named part of a score, in the unit that its name ends with."""
+class Scores:
+    """A policy's opinion of all candidates: the lowest value wins, and the terms explain it.
 
-    name: str
-    value: float
+    In columns, as long and in the same order as the candidates: of 300 candidates one is asked
+    for, and an object for each with its terms took half of the decision.
 
+    Attributes:
+        values: One a candidate.
+        terms: By name, in the unit that the name ends with: one a candidate.
+    """
 
-@value
-class Scored:
-    """A policy's opinion of one candidate: the lowest score wins; `terms` explain it."""
-
-    score: float
-    terms: tuple[ScoreTerm, ...] = ()
+    values: Sequence[float]
+    terms: Mapping[str, Sequence[float]]
 
 
 @value
@@ -156,7 +156,7 @@ class RankedCandidate:
 
     candidate: Candidate
     score: float
-    terms: tuple[ScoreTerm, ...]
+    terms: Mapping[str, float]
     load_cap: int | None
 
     @property
@@ -176,8 +176,10 @@ class Decision:
         reason: Why this one.
         load_cap: Most requests that the chosen replica may hold after this decision; None for a
             policy that is not bounded.
-        ranked: All candidates, best first.
-        order: Replicas to try, in order: the chosen one, then those under the cap, then the rest.
+        candidates: All of them, with their loads and weights as they are.
+        scores: What the policy said of them, in the same order.
+        load_caps: Most requests that each may hold, in the same order.
+        places: Positions in these three, best first.
     """
 
     replica: ReplicaId
@@ -185,32 +187,50 @@ class Decision:
     rung: Rung
     reason: Reason
     load_cap: int | None
-    ranked: tuple[RankedCandidate, ...]
+    candidates: Sequence[Candidate]
+    scores: Scores
+    load_caps: Sequence[int | None]
+    places: Sequence[int]
+
+    @property
+    def ranked(self) -> list[RankedCandidate]:
+        """All candidates with their terms, best first."""
+        return [self._at(place) for place in self.places]
 
     @property
     def chosen(self) -> RankedCandidate:
         """The chosen candidate with its terms."""
         return self.ranked_of(self.replica)
 
+    @property
+    def order(self) -> list[ReplicaId]:
+        """Replicas to try, in order: the chosen one, then by cap and rank."""
+        rest = [ranked for ranked in self.ranked if ranked.candidate.replica != self.replica]
+        rest.sort(key=lambda ranked: ranked.over_cap)  # stable: rank decides within each half
+        return [self.replica, *(ranked.candidate.replica for ranked in rest)]
+
     def ranked_of(self, replica: ReplicaId) -> RankedCandidate:
-        """Return one candidate with its terms."""
-        for ranked in self.ranked:  # the chosen one is the first, nearly always
-            if ranked.candidate.replica == replica:
-                return ranked
+        """Return one candidate with its terms.
+
+        Raises:
+            KeyError: It was no candidate.
+        """
+        for place, candidate in enumerate(self.candidates):
+            if candidate.replica == replica:
+                return self._at(place)
         raise KeyError(replica)
 
     def match_of(self, replica: ReplicaId) -> PrefixMatch:
         """Return what a replica was expected to hold; nothing where it was no candidate."""
-        for ranked in self.ranked:
-            if ranked.candidate.replica == replica:
-                return ranked.candidate.match
+        for candidate in self.candidates:
+            if candidate.replica == replica:
+                return candidate.match
         return NO_MATCH
 
-    @property
-    def order(self) -> Sequence[ReplicaId]:
-        """Replicas to try, in order: the chosen one, then by cap and rank."""
-        rest = sorted(
-            (r for r in self.ranked if r.candidate.replica != self.replica),
-            key=lambda r: r.over_cap,  # a stable sort: rank decides within each half
+    def _at(self, place: int) -> RankedCandidate:
+        return RankedCandidate(
+            candidate=self.candidates[place],
+            score=self.scores.values[place],
+            terms={name: column[place] for name, column in self.scores.terms.items()},
+            load_cap=self.load_caps[place],
         )
-        return [self.replica, *(r.candidate.replica for r in rest)]

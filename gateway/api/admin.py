@@ -126,7 +126,7 @@ def _candidate(ranked: RankedCandidate) -> dict[str, Any]:
     return {
         "replica": ranked.candidate.replica,
         "score": ranked.score,
-        "terms": {term.name: term.value for term in ranked.terms},
+        "terms": dict(ranked.terms),
         "weight": ranked.candidate.weight,
         "load_cap": ranked.load_cap,
         "over_cap": ranked.over_cap,

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from xxhash import xxh3_64_intdigest
 
-from routing.types import Candidate, ReplicaId, RouteQuery, Scored
+from routing.types import Candidate, ReplicaId, RouteQuery, Scores
 
 
 class Policy(ABC):
@@ -30,9 +30,7 @@ class Policy(ABC):
         return True
 
     @abstractmethod
-    def score(
-        self, query: RouteQuery, candidates: Sequence[Candidate], rng: Random
-    ) -> list[Scored]:
+    def score(self, query: RouteQuery, candidates: Sequence[Candidate], rng: Random) -> Scores:
         """Return one score a candidate, in the order of `candidates`.
 
         Args:
@@ -44,6 +42,11 @@ class Policy(ABC):
         """
 
 
+def only(name: str, values: Sequence[float]) -> Scores:
+    """Return scores that are one term."""
+    return Scores(values, {name: values})
+
+
 def rendezvous_distance(key: int, replica: ReplicaId) -> float:
     """Return in [0, 1) how far a replica is from a key; the nearest one owns it.
 
@@ -52,4 +55,5 @@ def rendezvous_distance(key: int, replica: ReplicaId) -> float:
     Source:
         Thaler, Ravishankar, "A Name-Based Mapping Scheme for Rendezvous" (1996).
     """
-    return float(xxh3_64_intdigest(replica.encode(), key)) / 2.0**64
+    # The upper 53 bits, which a float holds exactly: all 64 could round up to 1.
+    return (xxh3_64_intdigest(replica.encode(), key) >> 11) / 2.0**53

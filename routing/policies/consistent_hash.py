@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar
 
-from routing.policies.base import Policy, rendezvous_distance
-from routing.types import Candidate, RouteQuery, Scored, ScoreTerm
+from routing.policies.base import Policy, only, rendezvous_distance
+from routing.types import Candidate, RouteQuery, Scores
 from routing.weights import differ, stretched
 
 
@@ -27,12 +27,12 @@ class ConsistentHash(Policy):
         query: RouteQuery,
         candidates: Sequence[Candidate],
         rng: Random,  # noqa: ARG002 - nothing random here
-    ) -> list[Scored]:
+    ) -> Scores:
         """Score by distance from the affinity key; see `distances`."""
         return distances(query.affinity_key, candidates)
 
 
-def distances(key: int | None, candidates: Sequence[Candidate]) -> list[Scored]:
+def distances(key: int | None, candidates: Sequence[Candidate]) -> Scores:
     """Score candidates by their rendezvous distance from `key`.
 
     In [0, 1); with different weights stretched, so that each owns keys in proportion to its weight
@@ -47,4 +47,4 @@ def distances(key: int | None, candidates: Sequence[Candidate]) -> list[Scored]:
     if differ(candidates):
         pairs = zip(scores, candidates, strict=True)
         scores = [stretched(score, candidate.weight) for score, candidate in pairs]
-    return [Scored(score, (ScoreTerm("hash_distance", score),)) for score in scores]
+    return only("hash_distance", scores)

@@ -10,9 +10,7 @@ from typing import ClassVar
 
 from routing.cost import CostModel
 from routing.policies.base import Policy
-from routing.types import NO_MATCH, Candidate, PrefixMatch, RouteQuery, Rung, Scored, ScoreTerm
-
-_Priced = tuple[float, ScoreTerm, ScoreTerm]  # seconds to load and prefill, and the two as terms
+from routing.types import NO_MATCH, Candidate, RouteQuery, Rung, Scores
 
 
 class Profile(StrEnum):
@@ -59,47 +57,42 @@ class ExpectedTtft(Policy):
         query: RouteQuery,
         candidates: Sequence[Candidate],
         rng: Random,  # noqa: ARG002 - nothing random here
-    ) -> list[Scored]:
+    ) -> Scores:
         """Score by seconds; see the class."""
-        form = self._balanced if self.profile is Profile.BALANCED else self._additive
-        cold = self._priced(query, NO_MATCH)  # once: most of a large fleet hold nothing
-        return [
-            form(cold if c.match is NO_MATCH else self._priced(query, c.match), c)
-            for c in candidates
-        ]
+        queue_s = [candidate.load.prefill_s for candidate in candidates]
+        load_s, prefill_s = self._prices(query, candidates)
+        terms = {"queue_s": queue_s, "load_s": load_s, "prefill_s": prefill_s}
+        columns = zip(queue_s, load_s, prefill_s, strict=True)
+        sums = [queue + load + prefill for queue, load, prefill in columns]
+        if self.profile is Profile.BALANCED:
+            fixed_s = self.fixed_s
+            batch = [candidate.load.in_flight + 1 for candidate in candidates]
+            values = [(s + fixed_s) * times for s, times in zip(sums, batch, strict=True)]
+            terms |= {"fixed_s": [fixed_s] * len(candidates), "times_batch": batch}
+        else:
+            decode_s = self._decode_s(candidates)
+            values = [s + decode for s, decode in zip(sums, decode_s, strict=True)]
+            terms["decode_s"] = decode_s
+        return Scores(values, terms)
 
-    def _priced(self, query: RouteQuery, match: PrefixMatch) -> _Priced:
-        price = self.cost.usable(match, query.num_prompt_tokens)
-        prefill_s = self.prefill_weight * price.prefill_s
-        load_term = ScoreTerm("load_s", price.load_s)
-        return price.load_s + prefill_s, load_term, ScoreTerm("prefill_s", prefill_s)
+    def _prices(
+        self, query: RouteQuery, candidates: Sequence[Candidate]
+    ) -> tuple[list[float], list[float]]:
+        """Return the seconds to load and to prefill, the latter weighted, for each candidate."""
+        load_s: list[float] = []
+        prefill_s: list[float] = []
+        usable, weight, num_tokens = self.cost.usable, self.prefill_weight, query.num_prompt_tokens
+        cold = usable(NO_MATCH, num_tokens)  # once: most of a large fleet hold nothing
+        for candidate in candidates:
+            match = candidate.match
+            price = cold if match is NO_MATCH else usable(match, num_tokens)
+            load_s.append(price.load_s)
+            prefill_s.append(weight * price.prefill_s)
+        return load_s, prefill_s
 
-    def _additive(self, priced: _Priced, candidate: Candidate) -> Scored:
-        load, cost, (price_s, load_term, prefill_term) = candidate.load, self.cost, priced
-        queue_s = load.prefill_s
+    def _decode_s(self, candidates: Sequence[Candidate]) -> list[float]:
         # As `CostModel.decode_step_s`; a call for each of 300 candidates is 5% of the decision.
-        step_s = cost.decode_sequence_s * load.in_flight + cost.decode_kv_token_s * load.kv_tokens
-        decode_s = self.decode_steps * step_s
-        return Scored(
-            queue_s + price_s + decode_s,
-            (
-                ScoreTerm("queue_s", queue_s),
-                load_term,
-                prefill_term,
-                ScoreTerm("decode_s", decode_s),
-            ),
-        )
-
-    def _balanced(self, priced: _Priced, candidate: Candidate) -> Scored:
-        load, (price_s, load_term, prefill_term) = candidate.load, priced
-        batch = load.in_flight + 1
-        return Scored(
-            (load.prefill_s + price_s + self.fixed_s) * batch,
-            (
-                ScoreTerm("queue_s", load.prefill_s),
-                load_term,
-                prefill_term,
-                ScoreTerm("fixed_s", self.fixed_s),
-                ScoreTerm("times_batch", batch),
-            ),
-        )
+        sequence_s = self.decode_steps * self.cost.decode_sequence_s
+        token_s = self.decode_steps * self.cost.decode_kv_token_s
+        loads = (candidate.load for candidate in candidates)
+        return [sequence_s * load.in_flight + token_s * load.kv_tokens for load in loads]

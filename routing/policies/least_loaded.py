@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar
 
-from routing.policies.base import Policy
-from routing.types import Candidate, RouteQuery, Scored, ScoreTerm
+from routing.policies.base import Policy, only
+from routing.types import Candidate, RouteQuery, Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,6 @@ class LeastLoaded(Policy):
         query: RouteQuery,  # noqa: ARG002 - only load speaks
         candidates: Sequence[Candidate],
         rng: Random,  # noqa: ARG002 - the router breaks ties
-    ) -> list[Scored]:
-        """Score by requests in flight."""
-        return [by_in_flight(candidate) for candidate in candidates]
-
-
-def by_in_flight(candidate: Candidate) -> Scored:
-    """Score one candidate by its requests in flight, over its weight where weights differ."""
-    in_flight = float(candidate.load.in_flight)
-    return Scored(in_flight, (ScoreTerm("in_flight", in_flight),))
+    ) -> Scores:
+        """Score by requests in flight, over the weight where weights differ."""
+        return only("in_flight", [float(candidate.load.in_flight) for candidate in candidates])

@@ -8,8 +8,7 @@ from random import Random
 from typing import ClassVar
 
 from routing.policies.base import Policy
-from routing.policies.least_loaded import by_in_flight
-from routing.types import Candidate, RouteQuery, Scored, ScoreTerm
+from routing.types import Candidate, RouteQuery, Scores
 from routing.weights import differ, race
 
 
@@ -31,18 +30,14 @@ class PowerOfTwo(Policy):
         query: RouteQuery,  # noqa: ARG002 - only load speaks
         candidates: Sequence[Candidate],
         rng: Random,
-    ) -> list[Scored]:
+    ) -> Scores:
         """Score by in-flight; whoever was not drawn comes behind both that were."""
         drawn = _draw_two(candidates, rng)
-        behind = 1.0 + max(candidate.load.in_flight for candidate in candidates)
-        scores = []
-        for i, candidate in enumerate(candidates):
-            scored = by_in_flight(candidate)
-            if i not in drawn:
-                penalty = ScoreTerm("not_drawn", behind)
-                scored = Scored(scored.score + behind, (*scored.terms, penalty))
-            scores.append(scored)
-        return scores
+        in_flight = [float(candidate.load.in_flight) for candidate in candidates]
+        behind = 1.0 + max(in_flight)
+        not_drawn = [0.0 if place in drawn else behind for place in range(len(candidates))]
+        values = [load + penalty for load, penalty in zip(in_flight, not_drawn, strict=True)]
+        return Scores(values, {"in_flight": in_flight, "not_drawn": not_drawn})
 
 
 def _draw_two(candidates: Sequence[Candidate], rng: Random) -> set[int]:

@@ -8,7 +8,7 @@ from random import Random
 from typing import ClassVar
 
 from routing.policies.base import Policy
-from routing.types import Candidate, RouteQuery, Rung, Scored, ScoreTerm
+from routing.types import Candidate, RouteQuery, Rung, Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,11 @@ class PrefixAffinity(Policy):
         query: RouteQuery,
         candidates: Sequence[Candidate],
         rng: Random,  # noqa: ARG002 - nothing random here
-    ) -> list[Scored]:
+    ) -> Scores:
         """Score by missing tokens plus a fraction below one token for the load."""
-        scores = []
-        for candidate in candidates:
-            own_tokens = candidate.match.l0_tokens + candidate.match.l1_tokens
-            miss = float(query.num_prompt_tokens - own_tokens)
-            # in-flight / (in-flight + 1) orders by load and never reaches one token
-            tie = candidate.load.in_flight / (candidate.load.in_flight + 1)
-            terms = (ScoreTerm("miss_tokens", miss), ScoreTerm("load_ratio", tie))
-            scores.append(Scored(miss + tie, terms))
-        return scores
+        prompt = query.num_prompt_tokens
+        miss = [float(prompt - c.match.l0_tokens - c.match.l1_tokens) for c in candidates]
+        # in-flight / (in-flight + 1) orders by load and never reaches one token
+        tie = [c.load.in_flight / (c.load.in_flight + 1) for c in candidates]
+        values = [tokens + ratio for tokens, ratio in zip(miss, tie, strict=True)]
+        return Scores(values, {"miss_tokens": miss, "load_ratio": tie})

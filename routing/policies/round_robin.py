@@ -8,8 +8,8 @@ from itertools import accumulate
 from random import Random
 from typing import ClassVar
 
-from routing.policies.base import Policy
-from routing.types import Candidate, RouteQuery, Scored, ScoreTerm
+from routing.policies.base import Policy, only
+from routing.types import Candidate, RouteQuery, Scores
 from routing.weights import differ
 
 # 2**64 over the golden ratio, as in Knuth's multiplicative hashing: multiples of it, modulo 2**64,
@@ -33,13 +33,13 @@ class RoundRobin(Policy):
         query: RouteQuery,
         candidates: Sequence[Candidate],
         rng: Random,  # noqa: ARG002 - nothing random here
-    ) -> list[Scored]:
+    ) -> Scores:
         """Score by how many turns away each candidate is."""
         count = len(candidates)
         turns = [float((i - query.sequence) % count) for i in range(count)]
         if differ(candidates):
             turns = _arcs_away(candidates, query.sequence)
-        return [Scored(turn, (ScoreTerm("turns_away", turn),)) for turn in turns]
+        return only("turns_away", turns)
 
 
 def _arcs_away(candidates: Sequence[Candidate], sequence: int) -> list[float]:

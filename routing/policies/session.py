@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from routing.policies.base import Policy
 from routing.policies.consistent_hash import distances
-from routing.types import Candidate, RouteQuery, Scored
+from routing.types import Candidate, RouteQuery, Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,6 @@ class Session(Policy):
         query: RouteQuery,
         candidates: Sequence[Candidate],
         rng: Random,  # noqa: ARG002 - nothing random here
-    ) -> list[Scored]:
+    ) -> Scores:
         """Score by distance from the session key; see `distances`."""
         return distances(query.session_key, candidates)

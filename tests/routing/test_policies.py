@@ -87,17 +87,17 @@ def test_expected_ttft(name, candidates, expected, why):
 def test_expected_ttft_adds_up_its_terms():
     policy = ExpectedTtft(cost=COST)
     loaded = candidate("a", in_flight=2, prefill_s=0.5, l0=16, l2=64)
-    [scored] = policy.score(RouteQuery(100), [loaded], Random(0))
-    terms = {term.name: pytest.approx(term.value) for term in scored.terms}
+    scores = policy.score(RouteQuery(100), [loaded], Random(0))
+    terms = {name: pytest.approx(column[0]) for name, column in scores.terms.items()}
     assert terms == {"queue_s": 0.5, "load_s": 0.0164, "prefill_s": 0.04, "decode_s": 0.04}
-    assert scored.score == pytest.approx(0.5964)
+    assert scores.values == pytest.approx([0.5964])
 
 
 def test_balanced_multiplies_by_the_batch():
     policy = ExpectedTtft(cost=COST, profile=Profile.BALANCED, fixed_s=0.01)
     loaded = candidate("a", in_flight=2, prefill_s=0.5, l0=90)
-    [scored] = policy.score(RouteQuery(100), [loaded], Random(0))
-    assert scored.score == pytest.approx((0.5 + 0.02 + 0.01) * 3)
+    scores = policy.score(RouteQuery(100), [loaded], Random(0))
+    assert scores.values == pytest.approx([(0.5 + 0.02 + 0.01) * 3])
 
 
 @pytest.mark.parametrize(
