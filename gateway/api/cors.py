@@ -12,7 +12,7 @@ from gateway.proxy.headers import Header, first
 
 _EXPOSED = (
     b"x-request-id, retry-after, x-warmroute-replica, x-warmroute-policy, x-warmroute-reason, "
-    b"x-warmroute-tier, x-warmroute-matched-tokens"
+    b"x-warmroute-tier, x-warmroute-matched-tokens, x-warmroute-pool, x-warmroute-rule"
 )
 
 

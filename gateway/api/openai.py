@@ -85,14 +85,13 @@ class PublicApi:
             await client.start(204, preflight)
             await client.end()
             return
-        ours = self._cors.headers(headers)
+        request_id = _request_id(headers, self._rng)
+        ours = [*self._cors.headers(headers), (b"x-request-id", request_id.encode())]
         endpoint = find(scope["path"])
         if endpoint is None:
             await self._other(scope, receive, _with_headers(send, ours))
         else:
-            request_id = _request_id(headers, self._rng)
             record = RequestRecord(request_id, endpoint.label, self._pipeline.now())
-            ours.append((b"x-request-id", request_id.encode()))
             await self._routed(endpoint, scope, receive, ClientResponse(send, ours), record)
 
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -180,4 +179,4 @@ def _with_headers(send: Send, headers: Sequence[Header]) -> Send:
             message = {**message, "headers": [*message.get("headers", ()), *headers]}
         await send(message)
 
-    return wrapped if headers else send
+    return wrapped

@@ -103,3 +103,12 @@ async def test_request_ids_are_carried_or_made(replicas, gateways, chat):
     assert sent[0] == b"abc-1"
     assert len(sent[1]) == 32
     assert [line["request_id"].encode() for line in gateway.requests()] == sent
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/livez", "/unknown"])
+async def test_answers_that_no_replica_gives_carry_a_request_id_too(replicas, gateways, path):
+    gateway = await gateways(*await replicas(answers))
+    given = await gateway.client.get(path, headers={"x-request-id": "abc-1"})
+    made = await gateway.client.get(path)
+    assert given.headers["x-request-id"] == "abc-1"
+    assert len(made.headers["x-request-id"]) == 32
