@@ -49,8 +49,8 @@ class Summary:
         else:
             self._answers[name].append(answer)
 
-    def show(self, **_: Any) -> None:
-        """Print the table."""
+    def show(self, environment: Environment, **_: Any) -> None:
+        """Print the table. A run that measured nothing has failed."""
         table = Table(title="Measured at the client; TTFT in seconds")
         for title in _COLUMNS:
             table.add_column(title, justify="left" if title == "kind" else "right")
@@ -60,6 +60,8 @@ class Summary:
         if everything:
             table.add_section()
             table.add_row("all", *_cells(everything))
+        else:
+            environment.process_exit_code = 1
         console = Console()
         console.print(table)
         for name, skipped in self._skipped.items():

@@ -184,13 +184,16 @@ async def test_kill_9_breaks_only_the_streams_that_were_open_on_it(simulators, g
     os.kill(victim.process.pid, signal.SIGKILL)
     victim.process.wait()  # until then its socket may still take a connection
     later = [await stream(number) for number in range(20, 26)]
+    num_broken = 0
     for replica, status, content in [*await asyncio.gather(*streams), *later]:
         broken = b"data: [DONE]" not in content
-        assert broken == (replica == name)
+        num_broken += broken
+        assert not broken or replica == name
         assert status == 200 or (broken and status == 502)
         if broken:
             error = json.loads(content.strip().split(b"\n\n")[-1].removeprefix(b"data: "))
             assert error["error"]["reason"] == "stream_broken"
+    assert num_broken, "on a slow machine some may have ended before, and not all"
     assert all(replica != name for replica, _, _ in later)
     assert await gateway.in_flight() == 0
 
