@@ -39,7 +39,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help python setup demo test test-long check format docs bench soak measure-rolling measure-scale loadtest lock clean FORCE
+.PHONY: help python setup demo test test-long check format docs bench soak measure-prompts measure-rolling measure-scale measure-events loadtest conformance-env conformance golden lock clean FORCE
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -108,8 +108,24 @@ measure-scale: $(STAMP)  ## what 300 replicas cost an idle gateway (REPLICAS=300
 	  $(if $(SECONDS_EACH),--seconds "$(SECONDS_EACH)")
 	@$(PY) -m pytest tests/bench/test_scale.py -s
 
+measure-events: $(STAMP)  ## what KV events cost: speed, memory, and the requests beside them (REPLICAS=8 BLOCKS=25600)
+	@$(PY) -m loadtests.events $(if $(REPLICAS),--replicas "$(REPLICAS)") $(if $(BLOCKS),--blocks "$(BLOCKS)")
+
+measure-prompts: $(STAMP)  ## what a prompt costs from body to block keys, and what a long one costs others (ROUNDS=40)
+	@$(PY) tests/measure/prompts.py $(if $(ROUNDS),--rounds "$(ROUNDS)")
+	@$(PY) -m pytest tests/measure/large_prompts.py -s
+
 loadtest: $(STAMP)  ## one minute of mixed users against the demo fleet (HOST=http://... for any other)
 	@$(PY) -m loadtests.loadtest $(if $(HOST),--host "$(HOST)")
+
+conformance-env: $(STAMP)  ## install vLLM on CPU and a small model into build/, 3.5 GB
+	@$(PY) -m loadtests.conformance.environment
+
+conformance: $(STAMP)  ## what the gateway foresees against two real vLLM replicas, at most 20 minutes
+	@$(PY) -m loadtests.conformance
+
+golden: $(STAMP)  ## record the token ids of tests/data/golden from a real vLLM (SETUPS="qwen3-tools")
+	@$(PY) -m loadtests.conformance.golden $(SETUPS)
 
 # uv resolves for every platform and Python at once, which pip cannot; no index address goes into the files.
 UV := build/uv/bin/uv

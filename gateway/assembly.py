@@ -19,7 +19,7 @@ from gateway.index.base import PrefixIndex
 from gateway.models import Models
 from gateway.observability.logging import EventLog
 from gateway.observability.metrics import Metrics
-from gateway.observability.record import Observer
+from gateway.observability.record import Observer, Word
 from gateway.pipeline import Pipeline
 from gateway.placement import Placer
 from gateway.proxy.relay import Relay
@@ -48,6 +48,7 @@ class Parts:
     keys: Keys
     admission: Admission
     metrics: Metrics
+    word: Word
     log: EventLog
     rng: Random
     now: Callable[[], float]
@@ -87,5 +88,5 @@ def build_public_api(parts: Parts, pipeline: Pipeline, others: AsgiApp) -> Publi
     """
     config = pipeline.config
     log = parts.log if config.logging.requests else None
-    observer = Observer(parts.metrics, log, parts.now)
+    observer = Observer(parts.metrics, log, parts.word, parts.now)
     return PublicApi(pipeline, others, parts.keys, parts.admission, observer, parts.log, config)

@@ -6,14 +6,19 @@ import asyncio
 import ssl
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
+from gateway.config.engine import EngineConfig
 from gateway.config.errors import ConfigError, Problem
 from gateway.config.models import GatewayConfig, ModelConfig
 from gateway.kvevents.subscriber import Source
 from gateway.models import Model, Models, build_model, model_key
 from gateway.observability.logging import EventLog
+from gateway.prompt.bytecache import ByteCache
+from gateway.prompt.keys import BlockKeys
 from gateway.prompt.prepare import Preparer
 from gateway.prompt.tokenizer import PromptTokenizer, TokenizerUnavailable
+from gateway.prompting import Prompting
 from gateway.proxy.transport import Origin
 from gateway.replicas.discovery.base import Found
 from gateway.replicas.registry import Replica
@@ -57,19 +62,27 @@ class Tokenizers:
 
     Args:
         executor: Loads them.
-        log: Gets one line for each that a gateway has to start without.
+        log: Gets one line for each, also where a gateway has to start without.
+        cache_bytes: Bound on what is kept of prompts.
+
+    Attributes:
+        cache: What is kept of prompts, of all models.
     """
 
-    def __init__(self, executor: ThreadPoolExecutor, log: EventLog) -> None:
+    def __init__(self, executor: ThreadPoolExecutor, log: EventLog, cache_bytes: int) -> None:
         self._executor = executor
+        self.cache = ByteCache(cache_bytes)
         self._log = log
         self._tokenizer_by_name: dict[str, PromptTokenizer | None] = {}
 
-    async def load(self, name: str, *, required: bool) -> PromptTokenizer | None:
+    async def load(
+        self, name: str, engine: EngineConfig, *, required: bool
+    ) -> PromptTokenizer | None:
         """Return a tokenizer by its folder or hub id.
 
         Args:
             name: As configured.
+            engine: What its model's engines' command line says.
             required: It must load. Else one that cannot is None, and is tried again next time:
                 its model is routed without token ids meanwhile.
 
@@ -77,18 +90,30 @@ class Tokenizers:
             ConfigError: It is required and cannot be loaded.
         """
         known = self._tokenizer_by_name.get(name)
-        if known is not None:
-            return known
         loop = asyncio.get_running_loop()
         try:
-            loaded = await loop.run_in_executor(self._executor, PromptTokenizer.load, name)
+            if known is None:
+                load = partial(PromptTokenizer.load, name, self.cache)
+                known = await loop.run_in_executor(self._executor, load)
+                self._tokenizer_by_name[name] = known
+                self._tell(name, known)
+            return await loop.run_in_executor(self._executor, known.for_engine, engine)
         except TokenizerUnavailable as problem:
             if required:
                 raise ConfigError([Problem("", "tokenizer", str(problem))]) from None
             self._log.warning("tokenizer_unavailable", tokenizer=name, problem=str(problem))
-            loaded = None
-        self._tokenizer_by_name[name] = loaded
-        return loaded
+            self._tokenizer_by_name.setdefault(name, None)
+            return None
+
+    def _tell(self, name: str, loaded: PromptTokenizer) -> None:
+        proven = loaded.proven
+        self._log.info(
+            "tokenizer_loaded",
+            tokenizer=name,
+            faster=proven.not_faster or "yes",
+            keeps_segments=proven.not_kept or "yes",
+            direct_template=loaded.is_direct,
+        )
 
     def keep(self, names: Iterable[str]) -> None:
         """Drop those that no model uses any more: each takes hundreds of megabytes."""
@@ -101,7 +126,12 @@ class Tokenizers:
 
 
 async def build_models(
-    config: GatewayConfig, tokenizers: Tokenizers, executor: ThreadPoolExecutor, *, first: bool
+    config: GatewayConfig,
+    tokenizers: Tokenizers,
+    executor: ThreadPoolExecutor,
+    prompting: Prompting,
+    *,
+    first: bool,
 ) -> Models:
     """Build all models of a configuration, with their tokenizers.
 
@@ -109,6 +139,7 @@ async def build_models(
         config: Validated.
         tokenizers: Those in use.
         executor: Prepares prompts.
+        prompting: Asks replicas about them.
         first: The gateway starts: a tokenizer that cannot be loaded is no reason not to.
 
     Raises:
@@ -116,13 +147,22 @@ async def build_models(
     """
     models: list[Model] = []
     prepare = config.prepare
+    block_keys = BlockKeys(tokenizers.cache)
     for model in config.models:
         tokenizer = None
         if model.tokenizer is not None:
             required = not first and not tokenizers.is_known(model.tokenizer)
-            tokenizer = await tokenizers.load(model.tokenizer, required=required)
+            tokenizer = await tokenizers.load(model.tokenizer, model.engine, required=required)
         preparer = Preparer(
-            tokenizer, executor, prepare.timeout_s, prepare.inline_bytes, prepare.max_bytes
+            tokenizer,
+            executor,
+            prepare.timeout_s,
+            prepare.inline_bytes,
+            prepare.max_bytes,
+            block_keys,
         )
-        models.append(build_model(config, model, preparer))
+        prompts = await prompting.prompts(model, tokenizer, preparer)
+        built = build_model(config, model, prompts)
+        built.short_cuts = tokenizer.short_cuts if tokenizer is not None else {}
+        models.append(built)
     return Models(models, config.rules)

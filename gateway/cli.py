@@ -23,6 +23,9 @@ from routing.policies import POLICIES
 # cycles, and a thousand that are under way hold 100,000 objects that each pass would look at; the
 # interpreter's own 700 costs 3 % of a short request.
 GC_NEW_OBJECTS = 50_000
+# How long a thread that prepares a long prompt may keep the event loop waiting for its turn; the
+# interpreter's own 5 ms are as much as such a prompt may cost another request in all.
+THREAD_TURN_S = 0.5e-3
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -100,6 +103,7 @@ def _quiet_libraries() -> None:
     # no advice about missing model frameworks, and no thread pool of their own beside ours.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("RAYON_NUM_THREADS", "1")
 
 
 def _serve(given: argparse.Namespace) -> int:
@@ -113,6 +117,7 @@ def _serve(given: argparse.Namespace) -> int:
     from gateway.server import ListenError  # noqa: PLC0415
 
     gc.set_threshold(GC_NEW_OBJECTS)
+    sys.setswitchinterval(THREAD_TURN_S)
     log = configure(config.logging.level)
 
     async def run() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway.assembly import Parts
 from gateway.kvevents.follow import Followers
+from gateway.kvevents.subscriber import KvEventStream
 from gateway.models import Models
 from gateway.replicas.contradictions import Fact
 from gateway.replicas.feeds import Feeds
@@ -58,6 +59,8 @@ class FleetView:
             self._refresh_findings(replica)
         for model in self._models():
             metrics.index.tokenizer_loaded.labels(model.key).set(model.preparer.has_tokenizer)
+            for part, is_taken in model.short_cuts.items():
+                metrics.index.short_cut.labels(model.key, part).set(is_taken)
             metrics.replica.skew.labels(model.key).set(self.skew(model.key))
         troubled = {(feed.model_key, feed.kind) for feed in self._feeds if feed.problem}
         metrics.fleet.discovery_problem.clear()  # a new configuration may have fewer of them
@@ -67,12 +70,24 @@ class FleetView:
         for tier, num_blocks in self._index.num_blocks().items():
             metrics.index.blocks.labels(tier.value).set(num_blocks)
         for replica_id, stream in self._followers.streams.items():
-            metrics.index.batches.labels(replica_id).set(stream.counts.batches)
-            metrics.index.gaps.labels(replica_id).set(stream.counts.gaps)
-            metrics.index.losses.labels(replica_id).set(stream.counts.losses)
-            metrics.index.restarts.labels(replica_id).set(stream.counts.restarts)
-            for reason, num_blocks in stream.translator.skipped.items():
-                metrics.index.skipped.labels(replica_id, reason).set(num_blocks)
+            self._refresh_stream(replica_id, stream)
+
+    def _refresh_stream(self, replica_id: ReplicaId, stream: KvEventStream) -> None:
+        metrics, counts, translator = self._metrics.events, stream.counts, stream.translator
+        for gauge, number in (
+            (metrics.batches, counts.batches),
+            (metrics.gaps, counts.gaps),
+            (metrics.missed, counts.missed),
+            (metrics.losses, counts.losses),
+            (metrics.restarts, counts.restarts),
+            (metrics.unreadable, counts.unreadable + counts.skipped_events),
+            (metrics.adopted, translator.num_adopted),
+            (metrics.known, translator.num_blocks),
+            (metrics.complete, stream.is_complete),
+        ):
+            gauge.labels(replica_id).set(number)
+        for reason, num_blocks in translator.skipped.items():
+            metrics.skipped.labels(replica_id, reason).set(num_blocks)
 
     def _refresh_findings(self, replica: Replica) -> None:
         metrics, contradicted = self._metrics.replica, {c.fact for c in replica.contradictions}
@@ -81,6 +96,8 @@ class FleetView:
             gauge.set(fact in contradicted)
         is_shared = replica.shared_address is not None
         metrics.shared_address.labels(replica.replica_id).set(is_shared)
+        metrics.distrusted.labels(replica.replica_id).set(not replica.trust.is_trusted)
+        self._metrics.events.silent.labels(replica.replica_id).set(replica.silence.is_silent)
 
     def skew(self, model_key: str) -> float:
         """Return max over mean in-flight across a model's ready replicas; 1 when idle.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from gateway.config.models import GatewayConfig, ModelConfig, RuleConfig
 from gateway.errors import ModelNotFound, NoEligibleReplica
-from gateway.prompt.prepare import Preparer
+from gateway.prompt.verified import Prompts
 from gateway.replicas.facts import ServedModel
 from gateway.replicas.registry import Replica
 from gateway.routes import Route, build_cost, build_routes
@@ -34,19 +34,25 @@ class Model:
         names: What the configuration calls it; empty where its replicas have to tell.
         aliases: Those of `names` that may be LoRA adapters.
         weight: Its share of the requests for names that other pools serve too; 0 for none.
+        forward_token_ids: Whether chats go to its engines with their token ids.
+        short_cuts: Which short cuts its prompts are prepared by, in words of `PromptTokenizer`.
         served: What its replicas said they serve, by name.
+        max_model_len: Tokens of prompt and answer together, as they said; the shortest is safe.
         num_routed: Requests routed so far.
     """
 
     key: str
     cost: CostModel
-    preparer: Preparer
+    preparer: Prompts
     route_by_policy: Mapping[str, Route]
     default_policy: str
     names: frozenset[str]
     aliases: frozenset[str] = frozenset()
     weight: float = 1.0
+    forward_token_ids: bool = False
+    short_cuts: Mapping[str, bool] = field(default_factory=dict)
     served: Mapping[str, ServedModel] = field(default_factory=dict)
+    max_model_len: int | None = None
     num_routed: int = 0
     _told: dict[ReplicaId, Sequence[ServedModel]] = field(default_factory=dict)
 
@@ -104,6 +110,8 @@ class Model:
             for entry in told:
                 served.setdefault(entry.name, entry)
         self.served = served
+        lengths = (entry.max_model_len for entry in served.values() if entry.max_model_len)
+        self.max_model_len = min(lengths, default=None)
 
 
 @value
@@ -253,7 +261,7 @@ def _told_of(name: str, pools: Iterable[Model]) -> ServedModel:
     return ServedModel(name, parent, min(lengths, default=None))
 
 
-def build_model(config: GatewayConfig, model: ModelConfig, preparer: Preparer) -> Model:
+def build_model(config: GatewayConfig, model: ModelConfig, preparer: Prompts) -> Model:
     """Build one model of a configuration.
 
     Args:
@@ -271,6 +279,7 @@ def build_model(config: GatewayConfig, model: ModelConfig, preparer: Preparer) -
         names=frozenset({*model.aliases, *([model.name] if model.name else [])}),
         aliases=frozenset(model.aliases),
         weight=model.weight,
+        forward_token_ids=model.forward_token_ids,
     )
 
 

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from gateway.config.models import IndexConfig
 from gateway.errors import NoEligibleReplica
-from gateway.index.base import PrefixIndex
+from gateway.index.base import Prediction, PrefixIndex
 from gateway.models import Choice, Model
 from gateway.prompt.prepare import Prompt
 from gateway.replicas.registry import Registry, Replica, rung_of
@@ -52,16 +52,10 @@ class Asked:
     matches: Mapping[ReplicaId, PrefixMatch]
 
 
-def prompt_keys(
-    registry: Registry, model: Model, prompt: Prompt, lora: str, cache_salt: str
-) -> KeysByBlockSize:
-    """Return a prompt's block keys for every block size among a model's replicas."""
-    if prompt.packed_tokens is None:
-        return {}
+def hash_specs(registry: Registry, model: Model, lora: str, cache_salt: str) -> list[HashSpec]:
+    """Return what block keys depend on, once for every block size among a model's replicas."""
     sizes = {replica.block_size for replica in registry.of_model(model.key)} - {None}
-    return {
-        size: prompt.keys(HashSpec(model.key, size, lora, cache_salt)) for size in sizes if size
-    }
+    return [HashSpec(model.key, size, lora, cache_salt) for size in sizes if size]
 
 
 @dataclass(slots=True)
@@ -72,12 +66,14 @@ class Placed:
         asked: What the decision knew; None for a request that only one replica can answer.
         decision: None likewise.
         home: The replica that opened the request's session: tried first, whatever its load.
+        prediction: What the index expects of the replica that has the lease since then.
     """
 
     lease: Lease
     asked: Asked | None = None
     decision: Decision | None = None
     home: ReplicaId | None = None
+    prediction: Prediction | None = None
 
     def at(self, position: int) -> ReplicaId | None:
         """Return the replica to try at a position from 0 on; None where there is no other.
@@ -128,7 +124,7 @@ class Placer:
         self._book = book
         self._index = index
         self._times = times
-        self._rng = rng
+        self.rng = rng
         self._now = now
 
     def decide(self, asked: Asked) -> Decision:
@@ -145,17 +141,17 @@ class Placer:
             told = ", ".join(f"{number} {state}" for state, number in states.items())
             message = f"No replica of `{model.key}` is ready for `{name}`: {told or 'none known'}."
             raise NoEligibleReplica(message, states)
-        now = self._now()
+        now, matches = self._now(), self._believed(asked)
         candidates = [
             Candidate(
                 replica=replica.replica_id,
                 load=self._book.snapshot(replica.replica_id, now),
-                match=asked.matches.get(replica.replica_id, NO_MATCH),
+                match=matches.get(replica.replica_id, NO_MATCH),
                 weight=replica.weight,
             )
             for replica in replicas
         ]
-        return asked.choice.route.router.decide(_query(asked, replicas), candidates, self._rng)
+        return asked.choice.route.router.decide(_query(asked, replicas), candidates, self.rng)
 
     def place(self, asked: Asked, home: Replica | None = None) -> Placed:
         """Decide, and book the request on the chosen replica in the same step.
@@ -176,8 +172,10 @@ class Placer:
         asked.choice.model.num_routed += 1
         # No wait since the decision: the chosen one is there.
         replica = home or self._registry[decision.replica]
-        lease = self._book_asked(asked, replica)
-        return Placed(lease, asked, decision, home.replica_id if home else None)
+        placed = Placed(self._book_asked(asked, replica), asked, decision)
+        placed.home = home.replica_id if home else None
+        placed.prediction = self._predict(asked, replica)
+        return placed
 
     def follow(self, replica_id: ReplicaId) -> Placed:
         """Book a request that only this replica can answer, whatever its load."""
@@ -187,18 +185,37 @@ class Placer:
         """Move a request's lease to another replica; to the same one changes nothing."""
         if replica.replica_id != placed.lease.replica and placed.asked is not None:
             self._book.end(placed.lease)
+            self.refused(placed)
             placed.lease = self._book_asked(placed.asked, replica)
+            placed.prediction = self._predict(placed.asked, replica)
+
+    def refused(self, placed: Placed) -> None:
+        """Take back what a request made the index expect: its replica did not run it."""
+        if placed.prediction is not None:
+            self._index.withdraw(placed.prediction)
+            placed.prediction = None
+
+    def _believed(self, asked: Asked) -> Mapping[ReplicaId, PrefixMatch]:
+        """Return the matches that a decision may count on."""
+        distrusted = self._registry.distrusted
+        if not distrusted:
+            return asked.matches
+        return {name: match for name, match in asked.matches.items() if name not in distrusted}
 
     def _book_asked(self, asked: Asked, replica: Replica) -> Lease:
         replica_id = replica.replica_id
-        match = asked.matches.get(replica_id, NO_MATCH)
+        match = self._believed(asked).get(replica_id, NO_MATCH)
         price = asked.choice.model.cost.usable(match, asked.prompt.num_tokens)
+        return self._book.begin(replica_id, price.prefill_s, asked.prompt.num_tokens, self._now())
+
+    def _predict(self, asked: Asked, replica: Replica) -> Prediction | None:
+        keys = asked.keys_by_block_size.get(replica.block_size or 0, ())
+        if not keys:
+            return None
         times = self._times
         ttl_s = times.predicted_ttl_s if replica.follows_events else times.eventless_ttl_s
-        keys = asked.keys_by_block_size.get(replica.block_size or 0, ())
-        if keys:
-            self._index.predict(replica_id, keys, ttl_s)
-        return self._book.begin(replica_id, price.prefill_s, asked.prompt.num_tokens, self._now())
+        num_blocks = replica.facts.num_blocks
+        return self._index.predict(replica.replica_id, keys, ttl_s, num_blocks)
 
 
 def _query(asked: Asked, replicas: Sequence[Replica]) -> RouteQuery:

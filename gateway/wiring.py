@@ -29,6 +29,7 @@ from gateway.models import Models
 from gateway.observability.logging import EventLog
 from gateway.observability.metrics import Metrics
 from gateway.pipeline import Pipeline
+from gateway.prompting import Prompting
 from gateway.proxy.retry import RetryBudget
 from gateway.proxy.tls import TlsError
 from gateway.proxy.transport import HttpToolsTransport
@@ -38,6 +39,7 @@ from gateway.replicas.following import Following
 from gateway.replicas.health import probe_times
 from gateway.replicas.operations import Operations
 from gateway.replicas.registry import Registry, Replica, ReplicaState
+from gateway.replicas.word import EngineWord
 from gateway.stored import Stored
 from routing.load import LoadBook
 
@@ -77,13 +79,13 @@ class Wiring:
         self._metrics, self._log = metrics, log
         self._executor = ThreadPoolExecutor(config.prepare.threads, "prepare")
         stack.callback(self._executor.shutdown, wait=False, cancel_futures=True)
-        self._tokenizers = Tokenizers(self._executor, log)
+        self._tokenizers = Tokenizers(self._executor, log, config.prepare.cache_bytes)
         registry = Registry((), config.ejection, now, self._note_state)
         index = MemoryIndex(config.index.max_blocks, MAX_PREDICTED, now)
         book = LoadBook()
         context = Context()
         stack.callback(context.destroy, linger=0)
-        self._followers = Followers(index, context, config.index.max_blocks)
+        self._followers = Followers(index, context, config.index.max_blocks, now)
         stack.callback(self._followers.close)
         transport = HttpToolsTransport(now)
         stack.callback(transport.close)
@@ -99,10 +101,13 @@ class Wiring:
             keys=Keys(config.auth.required, now),
             admission=Admission(config.limits),
             metrics=metrics,
+            word=EngineWord(registry, self._followers.distrust, log, now),
             log=log,
             rng=Random(),
             now=now,
         )
+        self._prompting = Prompting(self._parts, self._executor, config.prepare)
+        stack.callback(self._stop_prompting)
         self._readiness = Readiness(
             registry=registry,
             min_replicas=config.health.ready_replicas,
@@ -145,8 +150,9 @@ class Wiring:
         except TlsError as error:
             raise ConfigError([Problem("", "tls", str(error))]) from None
         keys = await asyncio.to_thread(load_all_keys, config.auth, os.environ)
+        prompting = Prompting(self._parts, self._executor, config.prepare)
         models = await build_models(
-            config, self._tokenizers, self._executor, first=not self._started
+            config, self._tokenizers, self._executor, prompting, first=not self._started
         )
         pipeline = build_pipeline(self._parts, models, config)
         public = build_public_api(self._parts, pipeline, self._others)
@@ -154,6 +160,8 @@ class Wiring:
         def commit() -> None:
             parts = self._parts
             self._config, self._pipeline = config, pipeline
+            self._prompting.close()
+            self._prompting = prompting
             parts.registry.ejection = config.ejection
             parts.admission.limits = config.limits
             parts.budget.ratio = config.retries.budget_ratio
@@ -162,12 +170,17 @@ class Wiring:
             self._log.set_level(config.logging.level)
             self._readiness = replace(self._readiness, min_replicas=config.health.ready_replicas)
             self._following.change(models, config.models, probe_times(config.health), contexts)
+            self._tokenizers.cache.resize(config.prepare.cache_bytes)
             self._tokenizers.keep(model.tokenizer for model in config.models if model.tokenizer)
             self._listeners.configure(config)
             self._listeners.public.give(public)
+            prompting.start()
             self._started = True
 
         return commit
+
+    def _stop_prompting(self) -> None:
+        self._prompting.close()  # the one of the configuration that is in force then
 
     def _why_not_ready(self) -> str | None:
         return self._readiness.why_not()

@@ -9,11 +9,11 @@ at once; the blocks that still carry it are swept a few at a time by later calls
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 
-from routing.predictions import Predictions
+from routing.predictions import Predictions, unset_bit
 from routing.types import BlockKey, PrefixMatch, ReplicaId, Tier
 
 # Swept blocks for each block that is stored: garbage shrinks while the map grows, and one call
@@ -24,12 +24,18 @@ _SWEEP_FACTOR = 2
 _EVERY_REPLICA = -1
 
 
-@dataclass(frozen=True, slots=True)
-class _Epoch:
-    """One life of one replica's cache."""
+@dataclass(slots=True)
+class _Garbage:
+    """What an ended epoch left behind.
 
-    number: int  # never used twice, unlike the bit
+    Attributes:
+        held: What the replica was reported to hold.
+        predicted: What it was predicted to hold.
+    """
+
     bit: int
+    held: Iterator[BlockKey]
+    predicted: Iterator[BlockKey]
 
 
 class BlockMap:
@@ -44,12 +50,12 @@ class BlockMap:
         self._max_blocks = max_blocks
         self._mask_by_key: Mapping[Tier, dict[BlockKey, int]] = {tier: {} for tier in Tier}
         self._predictions = Predictions(max_predicted)
-        self._epoch_by_replica: dict[ReplicaId, _Epoch] = {}
+        self._bit_by_replica: dict[ReplicaId, int] = {}
         self._replica_by_bit: dict[int, ReplicaId] = {}
-        self._bit_by_number: dict[int, int] = {}
-        self._num_epochs = 0
+        self._mask_by_bit: dict[int, int] = {}  # one object for all blocks of one holder
+        self._everyone = 0  # the bits of all replicas
         self._free_bits: list[int] = []
-        self._garbage: deque[tuple[int, Iterator[BlockKey]]] = deque()
+        self._garbage: deque[_Garbage] = deque()
         self.num_refused = 0
 
     def num_blocks(self, tier: Tier) -> int:
@@ -62,8 +68,8 @@ class BlockMap:
         A block in L2 is held for every replica, whoever stored it.
         """
         mask_by_key = self._mask_by_key[tier]
-        epoch = self._epoch(replica)
-        mask = _EVERY_REPLICA if tier is Tier.L2 else 1 << epoch.bit
+        bit = self._bit(replica)
+        mask = _EVERY_REPLICA if tier is Tier.L2 else self._mask_by_bit[bit]
         for key in keys:
             held = mask_by_key.get(key)
             if held is not None:
@@ -73,23 +79,35 @@ class BlockMap:
             else:
                 self.num_refused += 1
         if tier is Tier.L0:
-            self._predictions.settle(epoch.number, keys)
-        self.sweep(_SWEEP_FACTOR * len(keys))
+            self._predictions.settle(bit, keys)
+        if self._garbage:
+            self.sweep(_SWEEP_FACTOR * len(keys))
+
+    def held(self, replica: ReplicaId, keys: Sequence[BlockKey], tier: Tier) -> Set[BlockKey]:
+        """Return which of some keys a replica was reported to hold in L0 or L1.
+
+        Of L2 nobody can say who holds what: the answer is always empty.
+        """
+        bit = self._bit_by_replica.get(replica)
+        if bit is None or tier is Tier.L2:
+            return frozenset()
+        get, mask = self._mask_by_key[tier].get, self._mask_by_bit[bit]
+        return {key for key in keys if get(key, 0) & mask}
 
     def remove(self, replica: ReplicaId, keys: Sequence[BlockKey], tier: Tier) -> None:
         """Record that a replica no longer holds blocks in one tier; other tiers stay as they are.
 
         A block removed from L2 is gone for every replica.
         """
-        epoch = self._epoch_by_replica.get(replica)
+        bit = self._bit_by_replica.get(replica)
         if tier is Tier.L2:
             for key in keys:
                 self._mask_by_key[tier].pop(key, None)
-        elif epoch is not None:
+        elif bit is not None:
             for key in keys:
-                _unset(self._mask_by_key[tier], key, epoch.bit)
+                unset_bit(self._mask_by_key[tier], key, bit)
             if tier is Tier.L0:
-                self._predictions.settle(epoch.number, keys)
+                self._predictions.settle(bit, keys)
 
     def clear(self, replica: ReplicaId, keys: Iterable[BlockKey]) -> None:
         """Forget all that a replica holds in L0 and L1, confirmed or predicted, in O(1).
@@ -99,36 +117,55 @@ class BlockMap:
             keys: What it held, for the sweep. The caller knows it, as removals name engine hashes
                 that somebody has to translate; the map would need a second copy of it.
         """
-        epoch = self._epoch_by_replica.pop(replica, None)
-        if epoch is not None:
-            del self._replica_by_bit[epoch.bit]
-            del self._bit_by_number[epoch.number]
-            self._garbage.append((epoch.bit, iter(keys)))
+        bit = self._bit_by_replica.pop(replica, None)
+        if bit is not None:
+            del self._replica_by_bit[bit]
+            self._everyone &= ~self._mask_by_bit.pop(bit)
+            self._garbage.append(_Garbage(bit, iter(keys), self._predictions.forget(bit)))
 
     def sweep(self, max_blocks: int) -> bool:
         """Remove up to `max_blocks` blocks of cleared replicas; True while some are left."""
         while self._garbage and max_blocks > 0:
-            bit, keys = self._garbage[0]
+            garbage = self._garbage[0]
             swept = 0
-            for key in islice(keys, max_blocks):
+            for key in islice(garbage.held, max_blocks):
                 swept += 1
-                _unset(self._mask_by_key[Tier.L0], key, bit)
-                _unset(self._mask_by_key[Tier.L1], key, bit)
+                unset_bit(self._mask_by_key[Tier.L0], key, garbage.bit)
+                unset_bit(self._mask_by_key[Tier.L1], key, garbage.bit)
+            for key in islice(garbage.predicted, max_blocks - swept):
+                swept += 1
+                self._predictions.unset(garbage.bit, key)
             if swept < max_blocks:
                 self._garbage.popleft()
-                self._free_bits.append(bit)
+                self._free_bits.append(garbage.bit)
             max_blocks -= swept
         return bool(self._garbage)
 
-    def predict(self, replica: ReplicaId, keys: Sequence[BlockKey], until: float) -> None:
+    def predict(
+        self,
+        replica: ReplicaId,
+        keys: Sequence[BlockKey],
+        until: float,
+        max_blocks: int | None = None,
+    ) -> int:
         """Record that a replica will probably hold blocks, as a prompt was sent there.
 
         Args:
             replica: Where the prompt went.
             keys: Keys of the prompt's full blocks.
             until: Monotonic seconds; the prediction is void from then on.
+            max_blocks: What the replica's cache has room for; None where that is not known.
+
+        Returns:
+            How many leading blocks it was predicted to hold before.
         """
-        self._predictions.add(self._epoch(replica).number, keys, until)
+        return self._predictions.add(self._bit(replica), keys, until, max_blocks)
+
+    def withdraw(self, replica: ReplicaId, keys: Iterable[BlockKey], until: float) -> None:
+        """Take back what `predict` recorded until that second, but what others renewed since."""
+        bit = self._bit_by_replica.get(replica)
+        if bit is not None:
+            self._predictions.withdraw(bit, keys, until)
 
     def longest_prefix(
         self, keys: Sequence[BlockKey], block_size: int, now: float
@@ -142,16 +179,16 @@ class BlockMap:
         """
         self._predictions.expire(now)
         l0, l1, l2 = (self._mask_by_key[tier].get for tier in Tier)
-        everyone = sum(1 << bit for bit in self._replica_by_bit)
+        everyone, predicted = self._everyone, self._predictions.mask
         confirmed = _run_by_bit(keys, everyone, l0)
         run_l0 = confirmed
         if self._predictions:
-            run_l0 = _run_by_bit(keys, everyone, l0, self._predicted_mask)
+            run_l0 = _run_by_bit(keys, everyone, l0, predicted)
         run_l1, run_l2 = run_l0, run_l0
         if self._mask_by_key[Tier.L1]:
-            run_l1 = run_l2 = _run_by_bit(keys, everyone, l0, self._predicted_mask, l1)
+            run_l1 = run_l2 = _run_by_bit(keys, everyone, l0, predicted, l1)
         if self._mask_by_key[Tier.L2]:
-            run_l2 = _run_by_bit(keys, everyone, l0, self._predicted_mask, l1, l2)
+            run_l2 = _run_by_bit(keys, everyone, l0, predicted, l1, l2)
         return {
             self._replica_by_bit[bit]: PrefixMatch(
                 l0_tokens=run_l0.get(bit, 0) * block_size,
@@ -162,36 +199,17 @@ class BlockMap:
             for bit, num_blocks in run_l2.items()
         }
 
-    def _epoch(self, replica: ReplicaId) -> _Epoch:
-        found = self._epoch_by_replica.get(replica)
-        if found is None:
+    def _bit(self, replica: ReplicaId) -> int:
+        """Return the bit of a replica's epoch; a new one where it has none."""
+        bit = self._bit_by_replica.get(replica)
+        if bit is None:
             bits_in_use = len(self._replica_by_bit) + len(self._garbage)
             bit = self._free_bits.pop() if self._free_bits else bits_in_use
-            found = _Epoch(self._num_epochs, bit)
-            self._num_epochs += 1
-            self._epoch_by_replica[replica] = found
+            self._bit_by_replica[replica] = bit
             self._replica_by_bit[bit] = replica
-            self._bit_by_number[found.number] = bit
-        return found
-
-    def _predicted_mask(self, key: BlockKey, default: int) -> int:
-        mask = default
-        for number in self._predictions.holders(key):
-            bit = self._bit_by_number.get(number)
-            if bit is not None:
-                mask |= 1 << bit
-        return mask
-
-
-def _unset(mask_by_key: dict[BlockKey, int], key: BlockKey, bit: int) -> None:
-    held = mask_by_key.get(key)
-    if held is None:
-        return
-    held &= ~(1 << bit)
-    if held:
-        mask_by_key[key] = held
-    else:
-        del mask_by_key[key]
+            self._mask_by_bit[bit] = 1 << bit
+            self._everyone |= 1 << bit
+        return bit
 
 
 def _run_by_bit(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from xxhash import xxh3_64_intdigest
 
@@ -67,6 +68,13 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
     return array("I", token_ids).tobytes()
 
 
+def unpack_tokens(packed: bytes) -> list[int]:
+    """Return the token ids that `pack_tokens` packed."""
+    ids = array("I")
+    ids.frombytes(packed)
+    return ids.tolist()
+
+
 def block_keys(
     packed: bytes,
     spec: HashSpec,
@@ -87,7 +95,7 @@ def block_keys(
     """
     step = spec.block_size * TOKEN_BYTES
     key = spec.root if parent is None else parent
-    keys: list[BlockKey] = []
+    keys: list[int] = []
     # Bound to locals: this loop runs once a block, 2,000 times for a 32k-token prompt.
     append, digest = keys.append, xxh3_64_intdigest
     for start in range(0, len(packed) - step + 1, step):
@@ -95,8 +103,8 @@ def block_keys(
         if extras and (extra := extras.get(start // step)):
             block += extra
         key = digest(block, key)
-        append(BlockKey(key))
-    return keys
+        append(key)
+    return cast("list[BlockKey]", keys)  # the type's constructor would take longer than the hash
 
 
 def max_matched_blocks(num_prompt_tokens: int, block_size: int) -> int:

@@ -129,7 +129,7 @@ def _type_of(expected: Any) -> str:
         return f"mapping of {key} to {value}"
     if is_section(expected) or words(expected):
         return "mapping"
-    names = {bool: "true or false", int: "integer", float: "number", str: "text"}
+    names = {bool: "true or false", int: "integer", float: "number", str: "text", Any: "any value"}
     return "secret text" if expected is SecretStr else names[expected]
 
 

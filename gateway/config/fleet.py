@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from gateway.config.access import ReplicaTlsConfig
 from gateway.config.discovery import DiscoveryConfig
+from gateway.config.engine import EngineConfig
 from gateway.config.fields import (
     ApiKey,
     Label,
@@ -195,6 +196,19 @@ class ModelConfig(Section):
         None,
         description="Local folder or hub id of the model's tokenizer. Without it there are no "
         "exact token ids, and prompts are routed by a canonical prefix of their bytes.",
+    )
+    engine: EngineConfig = Field(
+        default_factory=EngineConfig,
+        description="Flags of the engines that change what a request's token ids are.",
+    )
+    forward_token_ids: bool = Field(
+        False,
+        description="Whether chats go to the engines with their token ids "
+        "(`kv_transfer_params.prompt_token_ids`), so that an engine does not render and tokenize "
+        "them again. Only where the ids are known to be what it would compute, and only while all "
+        "replicas of the model are vLLM 0.28 or newer. Off, as an engine then runs what the "
+        "gateway computed, so a wrong flag under `engine` would change answers and not only "
+        "costs. It adds about 7 bytes a token to a request.",
     )
     block_size: int | None = Field(
         None,

@@ -133,6 +133,20 @@ class IndexConfig(Section):
         description="The same for replicas without KV events, where nothing ever confirms. 120 s "
         "is what NVIDIA Dynamo's router takes for them; replicas that evict sooner want less.",
     )
+    reseed: bool = Field(
+        False,
+        description="Ask replicas whose KV events were lost for good to report also what requests "
+        "find in their caches (`vllm_xargs.kv_cache_report_mode`, vLLM 0.26 and later). It is "
+        "added to chats and completions without `vllm_xargs`, until the replica is known again.",
+    )
+    usage_sample: float = Field(
+        0.0,
+        ge=0.0,
+        le=1.0,
+        description="Share of the streaming requests without `stream_options` that ask the engine "
+        "for usage, whose event is taken out of the answer again: engines then tell how much they "
+        "had cached, whatever clients ask. 0: bodies and answers pass as they are; 0.02 is plenty.",
+    )
     lookup_timeout_s: Seconds = Field(
         0.003,
         description="Seconds after which a request is routed without its lookup. 3 ms is far "
@@ -144,9 +158,11 @@ class PrepareConfig(Section):
     """Rendering and tokenizing prompts before the decision."""
 
     timeout_s: Seconds = Field(
-        0.5,
-        description="Seconds after which a request is routed without its token ids. 0.5 s is eight "
-        "times what 20,000 new tokens take (63 ms).",
+        0.02,
+        description="Seconds after which a request is routed without its token ids, the wait for a "
+        "thread included. A new turn takes 1 ms and 50,000 new tokens 20 ms, so who takes longer "
+        "sent more than a request's time to first token is worth waiting for. The work goes on, "
+        "and its token ids are known for the next turn.",
     )
     threads: int = Field(
         2,
@@ -162,11 +178,34 @@ class PrepareConfig(Section):
         "Tokenizing takes about 160 bytes of memory for each byte of text, and 4 MiB hold a "
         "million tokens, more than any model takes.",
     )
-    inline_bytes: int = Field(
-        1024,
+    check_every: int = Field(
+        1000,
         ge=0,
-        description="Bodies of fewer bytes are prepared on the event loop. At 3 us a token, 1 KiB "
-        "(about 250 tokens) stays under 1 ms; longer work would hold up the streams.",
+        description="One prompt in so many is compared, off the request path, with what a "
+        "replica's /tokenize says, and some are at the start; 0 for none. 1,000 cost a busy "
+        "replica less than a tenth of a per cent, and two differences in 20 drop the model to "
+        "routing by the first bytes of its prompts until they are equal again.",
+    )
+    replica_timeout_s: Seconds = Field(
+        0.05,
+        description="Seconds to wait for a replica that is asked for the token ids of a prompt "
+        "that cannot be rendered here. 50 ms are some 10,000 tokens; an answer that comes later is "
+        "kept for the next turn.",
+    )
+    inline_bytes: int = Field(
+        16 * 1024,
+        ge=0,
+        description="Bodies of fewer bytes, and of at most 16 messages, are rendered on the event "
+        "loop, which takes up to 0.4 ms. They are tokenized there, too, where little of them is "
+        "new. Longer work would hold up the streams, and for shorter work a change of threads "
+        "would cost more than it saves.",
+    )
+    cache_bytes: int = Field(
+        256 * 1024 * 1024,
+        ge=0,
+        description="Memory for token ids and block keys of prompts, so that a new turn of a chat "
+        "costs its own tokens only; the least recently used go first. A chat of 8,000 tokens takes "
+        "32 KB, and what chats share is kept once. 0 keeps nothing.",
     )
 
 

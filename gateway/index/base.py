@@ -5,10 +5,25 @@ A new backend is one file, one row where it is built, and one parameter of the c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Protocol
 
 from routing.types import BlockKey, PrefixMatch, ReplicaId, Tier
+from routing.value import value
+
+
+@value
+class Prediction:
+    """What one request adds to an index when it is sent to a replica, to be taken back if refused.
+
+    Attributes:
+        keys: Blocks that the replica was not predicted to hold before.
+        until: Monotonic seconds; void from then on.
+    """
+
+    replica: ReplicaId
+    keys: Sequence[BlockKey]
+    until: float
 
 
 class PrefixIndex(Protocol):
@@ -45,8 +60,29 @@ class PrefixIndex(Protocol):
         """Forget a replica's L0 and L1; `keys` is what it was reported to hold."""
         ...
 
-    def predict(self, replica: ReplicaId, keys: Sequence[BlockKey], ttl_s: float) -> None:
-        """Record that a prompt was just sent to a replica."""
+    def held(self, replica: ReplicaId, keys: Sequence[BlockKey], tier: Tier) -> Set[BlockKey]:
+        """Return which of some keys this gateway recorded as stored by a replica in L0 or L1."""
+        ...
+
+    def predict(
+        self, replica: ReplicaId, keys: Sequence[BlockKey], ttl_s: float, max_blocks: int | None
+    ) -> Prediction:
+        """Record that a prompt was just sent to a replica.
+
+        Args:
+            replica: Where it went.
+            keys: Its block keys.
+            ttl_s: How long that counts, where nothing confirms it.
+            max_blocks: What the replica's cache has room for: of more predictions than that, the
+                least recently used are void. None where it is not known.
+        """
+        ...
+
+    def withdraw(self, prediction: Prediction) -> None:
+        """Take a prediction back, as the request was refused and ran nowhere.
+
+        What other requests predicted in the meantime stays.
+        """
         ...
 
     def num_blocks(self) -> Mapping[Tier, int]:

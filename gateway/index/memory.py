@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
+from gateway.index.base import Prediction
 from routing.block_map import BlockMap
 from routing.types import BlockKey, PrefixMatch, ReplicaId, Tier
 
@@ -46,9 +47,21 @@ class MemoryIndex:
         """Forget a replica, in O(1)."""
         self._blocks.clear(replica, keys)
 
-    def predict(self, replica: ReplicaId, keys: Sequence[BlockKey], ttl_s: float) -> None:
+    def held(self, replica: ReplicaId, keys: Sequence[BlockKey], tier: Tier) -> Set[BlockKey]:
+        """Return which keys a replica was reported to hold."""
+        return self._blocks.held(replica, keys, tier)
+
+    def predict(
+        self, replica: ReplicaId, keys: Sequence[BlockKey], ttl_s: float, max_blocks: int | None
+    ) -> Prediction:
         """Record a prediction."""
-        self._blocks.predict(replica, keys, self._now() + ttl_s)
+        until = self._now() + ttl_s
+        num_known = self._blocks.predict(replica, keys, until, max_blocks)
+        return Prediction(replica, keys[num_known:], until)
+
+    def withdraw(self, prediction: Prediction) -> None:
+        """Take a prediction back."""
+        self._blocks.withdraw(prediction.replica, prediction.keys, prediction.until)
 
     def num_blocks(self) -> Mapping[Tier, int]:
         """Return how many different blocks each tier knows."""

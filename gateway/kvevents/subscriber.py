@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 import zmq
 import zmq.asyncio
 
 from gateway.engines import vllm
-from gateway.kvevents.decode import BatchUnreadable, decode_batch
+from gateway.kvevents.decode import AllCleared, BatchUnreadable, Event, batch_events
 from gateway.kvevents.sequence import Sequence, Step
 from gateway.kvevents.translate import Change, Translator
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from gateway.kvevents.turns import Turns
 
 # vLLM serves replays between two polls of its queue, up to 0.1 s apart; a reply that takes longer
 # than this means that nobody listens on the replay socket.
@@ -25,10 +23,14 @@ REPLAY_TIMEOUT_S = 2.0
 # After this long without a batch we ask for what came since: the last batches before a quiet time
 # can be lost like any other (a slow joiner, a full queue), and no later number shows the gap.
 QUIET_S = 2.0
-# Batches that may wait in our socket while a replay is read: vLLM's own bound on its side.
-RECEIVE_HWM = 100_000
-# After this many batches in a row the loop lets requests run.
-BATCHES_A_TURN = 16
+# While it stays quiet we ask less and less often, down to this.
+MAX_QUIET_S = 60.0
+# Batches that may wait in our socket; with 20 events each they take 40 MB a replica. What comes on
+# top is dropped, which the next number shows, and replayed: vLLM keeps as many.
+RECEIVE_HWM = 10_000
+# Known blocks over those that fit from which on an engine's cache counts as known again after a
+# loss: the last tenth may be blocks of other groups, or in no prefix at all.
+REFILLED_RATIO = 0.9
 
 
 Context = zmq.asyncio.Context
@@ -62,9 +64,8 @@ class StreamCounts:
     """What happened on a stream, for metrics."""
 
     batches: int = 0
-    blocks_stored: int = 0
-    blocks_removed: int = 0
     gaps: int = 0
+    missed: int = 0  # batches that did not come by themselves, replayed or not
     replays: int = 0
     losses: int = 0  # gaps that no replay could fill: the replica's entries were dropped
     restarts: int = 0
@@ -80,15 +81,30 @@ class KvEventStream:
         source: Where to subscribe.
         translator: Turns events into changes; belongs to this stream alone.
         on_change: Takes each change.
-        on_synced: Called when the stream has caught up with what the replica remembers.
+        turns: Shared with all other streams.
+        capacity: Returns how many blocks fit the replica's GPU memory; None if it does not say.
+        now: Monotonic seconds.
+        on_standing: Called when one of the attributes below has changed.
+
+    Attributes:
+        is_synced: Whether it has caught up with what the replica remembers.
+        is_complete: Whether nothing is missing: false from a loss on, until the cache is known to
+            be empty, or as much of it is known as fits (docs/adr/0025).
     """
 
     source: Source
     translator: Translator
     on_change: Callable[[Change], None]
-    on_synced: Callable[[], None]
+    turns: Turns
+    capacity: Callable[[], int | None]
+    now: Callable[[], float]
+    on_standing: Callable[[], None]
     counts: StreamCounts = field(default_factory=StreamCounts)
+    is_synced: bool = False
+    is_complete: bool = True
     _sequence: Sequence = field(default_factory=Sequence)
+    _num_lives: int = 0
+    _stopped_at: tuple[int, bytes] | None = None
 
     async def run(self, context: Context) -> None:
         """Follow the stream until cancelled. ZMQ reconnects by itself.
@@ -100,81 +116,144 @@ class KvEventStream:
             live.setsockopt(zmq.SUBSCRIBE, self.source.topic.encode())
             live.connect(self.source.endpoint)
             await self._replay(context)
-            self.on_synced()
+            self.is_synced = True
+            self.on_standing()
+            quiet_s = QUIET_S
             while True:
-                if not await live.poll(QUIET_S * 1000):
+                if await live.poll(quiet_s * 1000):
+                    quiet_s = QUIET_S
+                    await self._take(context, live)
+                else:
                     await self._replay(context)
-                for _ in range(BATCHES_A_TURN):
-                    try:
-                        frames = await live.recv_multipart(zmq.NOBLOCK)
-                    except zmq.Again:
-                        break
-                    if len(frames) >= 3:
-                        number = int.from_bytes(frames[-2], "big")
-                        await self._live(context, number, frames[-1])
-                await asyncio.sleep(0)  # a poll that finds a message ready does not yield
+                    quiet_s = min(2 * quiet_s, MAX_QUIET_S)
 
     def restart(self) -> None:
         """Forget everything: the engine process is a new one, whatever its numbers say."""
         self._clear()
         self._sequence.restart()
+        self._stand(is_complete=True)
 
-    async def _live(self, context: Context, number: int, payload: bytes) -> None:
-        step = self._sequence.live(number)
-        if step is Step.RESTART:
-            self.counts.restarts += 1
-            self.restart()
+    def resync(self) -> None:
+        """Forget everything that is known, and have the replica tell it again."""
+        self.restart()
+
+    async def _take(self, context: Context, live: zmq.asyncio.Socket) -> None:
+        """Take what waits in the socket; a gap is filled before what comes after it."""
+        await self.turns.run(self._take_waiting(live))
+        if self._stopped_at is None:
+            return
+        (number, payload), self._stopped_at = self._stopped_at, None
+        self.counts.gaps += 1
+        self.counts.missed += number - self._sequence.expected
+        await self._replay(context)
+        step = self._sequence.replayed(number)
+        if step is Step.GAP:  # the replay did not reach up to here
+            self._lose()
+        if step is not Step.SKIP:
+            await self.turns.run(self._apply(number, payload))
+
+    def _take_waiting(self, live: zmq.asyncio.Socket) -> Iterator[None]:
+        """Apply one batch after the other, until none waits or one is missing."""
+        while (frames := _receive(live)) is not None:
+            if len(frames) < 3:
+                continue
+            number, payload = int.from_bytes(frames[-2], "big"), frames[-1]
             step = self._sequence.live(number)
-        if step is Step.GAP:
-            self.counts.gaps += 1
-            await self._replay(context)
-            step = self._sequence.replayed(number)
-            if step is Step.GAP:  # the replay did not reach up to here
-                self._lose()
-                step = Step.APPLY
-        if step is Step.APPLY:
-            self._apply(number, payload)
+            if step is Step.RESTART:
+                self.counts.restarts += 1
+                self.restart()
+                step = self._sequence.live(number)
+            if step is Step.GAP:
+                self._stopped_at = (number, payload)
+                return
+            if step is Step.APPLY:
+                yield from self._apply(number, payload)
 
     async def _replay(self, context: Context) -> None:
         """Apply what the replica still has from the expected batch on; what is gone clears it."""
-        if self.source.replay_endpoint is None:
-            return
-        self.counts.replays += 1
+        while self.source.replay_endpoint is not None:
+            self.counts.replays += 1
+            if await self._replay_whole(context, self.source.replay_endpoint):
+                return
+
+    async def _replay_whole(self, context: Context, endpoint: str) -> bool:
+        """Replay once; False where a part was lost on its way and can be had again."""
+        is_first = True
         with _socket(context, zmq.DEALER) as dealer:
-            dealer.connect(self.source.replay_endpoint)
+            dealer.setsockopt(zmq.RCVHWM, 0)  # the replica drops what does not fit; it has a bound
+            dealer.connect(endpoint)
             await dealer.send_multipart([b"", self._sequence.expected.to_bytes(8, "big")])
             try:
                 async for number, payload in _replies(dealer):
                     step = self._sequence.replayed(number)
+                    if step is Step.GAP and not is_first:
+                        return False
                     if step is Step.GAP:  # older than the replica's buffer
+                        self.counts.missed += number - self._sequence.expected
                         self._lose()
-                        step = Step.APPLY
-                    if step is Step.APPLY:
-                        self._apply(number, payload)
+                    if step is not Step.SKIP:
+                        is_first = False
+                        await self.turns.run(self._apply(number, payload))
             except TimeoutError:
-                return  # nobody answers; the caller sees whether the gap is still there
+                pass  # nobody answers; the caller sees whether the gap is still there
+        return True
 
-    def _apply(self, number: int, payload: bytes) -> None:
+    def _apply(self, number: int, payload: bytes) -> Iterator[None]:
+        """Apply a batch step by step; a clear in between ends it."""
         self._sequence.applied(number)
         self.counts.batches += 1
+        self.translator.begin_batch()
+        life = self._num_lives
         try:
-            batch = decode_batch(payload)
+            events = batch_events(payload)
         except BatchUnreadable:
             self.counts.unreadable += 1
             return
-        self.counts.skipped_events += batch.num_skipped
-        for event in batch.events:
-            change = self.translator.apply(event)
-            if change is not None:
+        for event in events:
+            if event is None:
+                self.counts.skipped_events += 1
+                continue
+            for change in self.translator.apply(event, self.now()):
                 self.on_change(change)
+                yield
+                if self._num_lives != life:
+                    return
+            self._look_at_completeness(event)
+
+    def _look_at_completeness(self, event: Event) -> None:
+        if self.is_complete:
+            return
+        capacity = self.capacity()
+        is_full = (
+            capacity is not None and self.translator.num_gpu_blocks >= REFILLED_RATIO * capacity
+        )
+        self._stand(is_complete=is_full or isinstance(event, AllCleared))
+
+    def _stand(self, *, is_complete: bool) -> None:
+        if is_complete is not self.is_complete:
+            self.is_complete = is_complete
+            self.on_standing()
 
     def _lose(self) -> None:
         # Something may have been removed in the batches that nobody has any more.
         self.counts.losses += 1
         self._clear()
+        self._stand(is_complete=False)
 
     def _clear(self) -> None:
+        self._num_lives += 1
         self.on_change(self.translator.clear())
+
+
+def _receive(live: zmq.asyncio.Socket) -> list[bytes] | None:
+    """Return the frames of a message that waits; None where none does."""
+    # Such a future is done when it is made.
+    received: Any = live.recv_multipart(zmq.NOBLOCK)
+    try:
+        frames: list[bytes] = received.result()
+    except zmq.Again:
+        return None
+    return frames
 
 
 async def _replies(dealer: zmq.asyncio.Socket) -> AsyncIterator[tuple[int, bytes]]:

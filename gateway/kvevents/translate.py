@@ -6,18 +6,30 @@ engine uses. Its own hash is remembered only to know what a removal names (docs/
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 from gateway.engines import vllm
-from gateway.kvevents.decode import AllCleared, BlocksRemoved, BlocksStored, EngineHash, Event
+from gateway.kvevents.decode import AllCleared, BlocksRemoved, BlocksStored, Event, Handle
+from gateway.kvevents.handles import KeyByHandle
+from gateway.kvevents.orphans import Orphans
 from routing.hashing import TOKEN_BYTES, HashSpec, block_keys
 from routing.types import BlockKey, Tier
+from routing.value import value
+
+# Blocks that one change has at most: about 0.4 ms of work, so that a slice can end in between.
+MAX_CHANGE_BLOCKS = 128
+# Batches within which a second store of a prompt's beginning can be a copy. Of two requests that
+# begin side by side, both have filled their first block within a few steps.
+COPY_BATCHES = 64
+# Of so many blocks at most, or they would be a tenth of all memory.
+_MAX_NEW_BEGINNINGS = 2048
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Stored:
     """The replica now holds these blocks."""
 
@@ -25,7 +37,7 @@ class Stored:
     tier: Tier
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Removed:
     """The replica no longer holds these blocks in this tier."""
 
@@ -33,7 +45,7 @@ class Removed:
     tier: Tier
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Cleared:
     """The replica holds nothing any more; `keys` is what it held."""
 
@@ -42,116 +54,265 @@ class Cleared:
 
 Change = Stored | Removed | Cleared
 
-_TIER_BY_MEDIUM = (
-    (vllm.MEDIUM_GPU, Tier.L0),
-    (vllm.MEDIUM_CPU, Tier.L1),
-    (vllm.MEDIUM_STORAGE, Tier.L2),
+_TIER_BY_MEDIUM = MappingProxyType(
+    {vllm.MEDIUM_GPU: Tier.L0, vllm.MEDIUM_CPU: Tier.L1, vllm.MEDIUM_STORAGE: Tier.L2}
 )
 
 
 class Translator:
     """Turns one replica's events into changes of the index.
 
+    A key counts as held as long as any physical copy of its block is there: two requests may have
+    computed it side by side, and the engine may have two names for it, as what it hashes is more
+    than what makes a key (docs/adr/0025).
+
     Args:
         model: The model's name in block keys.
         max_blocks: Blocks remembered at most, over all tiers; further ones are skipped.
+        held: Returns which of some keys the index has for this replica in a tier. Two names of
+            one key are told by it: a second set of all keys would double the memory.
 
     Attributes:
         skipped: How many blocks were left out, by reason.
+        num_adopted: Blocks whose parent came after them.
+        block_size: Tokens a block of the last event in GPU memory; None before the first one.
+        reports_hits: Whether the engine was seen to store again what it holds
+            (kv_cache_report_mode=full).
     """
 
-    def __init__(self, model: str, max_blocks: int) -> None:
+    def __init__(
+        self,
+        model: str,
+        max_blocks: int,
+        held: Callable[[Sequence[BlockKey], Tier], Set[BlockKey]],
+    ) -> None:
         self._model = model
         self._max_blocks = max_blocks
-        self._key_by_hash: dict[Tier, dict[EngineHash, BlockKey]] = {tier: {} for tier in Tier}
-        # An engine may hold one block twice (two requests computed it at once); it then stores it
-        # twice and removes one copy at a time. Few blocks have copies, so they are kept apart.
-        self._extra_copies: Counter[tuple[Tier, EngineHash]] = Counter()
+        self._held = held
+        self._key_by_handle: dict[Tier, KeyByHandle] = {tier: KeyByHandle() for tier in Tier}
+        # Few blocks have copies or second names, so these are kept apart.
+        self._extra_copies: Counter[tuple[Tier, Handle]] = Counter()
+        self._extra_names: Counter[tuple[Tier, BlockKey]] = Counter()
+        # Those that a report of hits would look the same as, until one is seen to be a report.
+        self._beginning_copies: Counter[tuple[Tier, Handle]] = Counter()
+        self._beginnings: deque[list[Handle]] = deque([[]])
+        self._new_beginnings: set[Handle] = set()
+        self._prefix_groups: set[int] = set()
+        self._orphans = Orphans()
         self.skipped: Counter[str] = Counter()
+        self.num_adopted = 0
+        self.block_size: int | None = None
+        self.reports_hits = False
 
     @property
     def num_blocks(self) -> int:
         """Blocks remembered, over all tiers."""
-        return sum(len(keys) for keys in self._key_by_hash.values())
+        return sum(len(keys) for keys in self._key_by_handle.values())
 
-    def apply(self, event: Event) -> Change | None:
-        """Return what an event changes in the index; None where it changes nothing."""
+    @property
+    def num_gpu_blocks(self) -> int:
+        """Blocks remembered in GPU memory."""
+        return len(self._key_by_handle[Tier.L0])
+
+    @property
+    def num_orphans(self) -> int:
+        """Blocks that wait for their parent."""
+        return self._orphans.num_blocks
+
+    def begin_batch(self) -> None:
+        """Note that the events from here on are of another engine step."""
+        self._beginnings.append([])
+        too_many = len(self._new_beginnings) > _MAX_NEW_BEGINNINGS
+        if too_many or len(self._beginnings) > COPY_BATCHES:
+            self._new_beginnings.difference_update(self._beginnings.popleft())
+
+    def apply(self, event: Event, now: float) -> Iterator[Change]:
+        """Yield what an event changes in the index, to be applied there one by one.
+
+        Args:
+            event: The next one.
+            now: Monotonic seconds.
+        """
         match event:
             case BlocksStored():
-                return self._store(event)
+                return self._store(event, now)
             case BlocksRemoved():
                 return self._remove(event)
             case AllCleared():
-                return self.clear()
+                return iter((self.clear(),))
 
     def clear(self) -> Cleared:
         """Forget everything; the change names what was held."""
-        held, self._key_by_hash = self._key_by_hash, {tier: {} for tier in Tier}
+        held = self._key_by_handle
+        self._key_by_handle = {tier: KeyByHandle() for tier in Tier}
         self._extra_copies.clear()
-        return Cleared([key for keys in held.values() for key in keys.values()])
+        self._extra_names.clear()
+        self._beginning_copies.clear()
+        self._beginnings = deque([[]])
+        self._new_beginnings.clear()
+        self._orphans.clear()
+        self.reports_hits = False
+        # Not a list: 400,000 keys would take 15 ms here, and the sweep takes them bit by bit.
+        return Cleared(chain.from_iterable(keys.values() for keys in held.values()))
 
-    def _store(self, event: BlocksStored) -> Stored | None:
+    def _store(self, event: BlocksStored, now: float) -> Iterator[Change]:
         tier = _tier(event.medium)
-        problem = self._problem(event, tier)
+        problem = self._problem(event)
         if tier is None or problem is not None:
             self.skipped[problem or "medium"] += len(event.hashes)
-            return None
-        parent = None
-        if event.parent is not None:
-            parent = self._parent_key(event.parent)
-            if parent is None:  # an orphan is never re-rooted: its prefix could be anybody's
-                self.skipped["orphan"] += len(event.hashes)
-                return None
-        keys = self._keys(event, parent)
-        known = self._key_by_hash[tier]
-        for engine_hash, key in zip(event.hashes, keys, strict=True):
-            if engine_hash in known:
-                self._extra_copies[tier, engine_hash] += 1
-            known[engine_hash] = key
-        return Stored(keys, tier)
+            return
+        if event.group is not None:
+            self._prefix_groups.add(event.group)
+        if not event.packed_tokens:
+            yield from self._copy(event.hashes, tier)
+            return
+        if event.parent is not None and self._key(event.parent) is None:
+            self.skipped["orphan"] += len(event.hashes)
+            self._orphans.put(event, tier, now)
+            return
+        yield from self._record(event, tier, frozenset())
+        if self._orphans:
+            yield from self._adopt(event.hashes, now)
 
-    def _problem(self, event: BlocksStored, tier: Tier | None) -> str | None:
-        if tier is None:
-            return "medium"
-        if event.spec_kind not in vllm.PREFIX_SPEC_KINDS:
+    def _problem(self, event: BlocksStored) -> str | None:
+        # Before 0.22 only the group's number tells; the first one has full attention.
+        is_first_group = not event.group
+        if event.spec_kind not in vllm.PREFIX_SPEC_KINDS or not (event.spec_kind or is_first_group):
             return "no_prefix_group"  # sliding windows and state spaces skip blocks
         num_tokens = len(event.packed_tokens) // TOKEN_BYTES
-        if event.block_size < 1 or num_tokens != event.block_size * len(event.hashes):
+        if num_tokens != event.block_size * len(event.hashes) and num_tokens:
             return "token_count"
         if self.num_blocks + len(event.hashes) > self._max_blocks:
             return "max_blocks"
         return None
 
-    def _keys(self, event: BlocksStored, parent: BlockKey | None) -> list[BlockKey]:
+    def _record(
+        self, event: BlocksStored, tier: Tier, gone: Set[Handle]
+    ) -> Iterator[Stored | Removed]:
+        """Record a run whose parent is known; of `gone`, the keys only lead to those behind."""
         salt, extras = _extras(event)
         spec = HashSpec(self._model, event.block_size, event.lora_name or "", salt)
-        return block_keys(event.packed_tokens, spec, parent=parent, extras=extras)
+        if tier is Tier.L0:
+            self.block_size = event.block_size
+        parent = None if event.parent is None else self._key(event.parent)
+        step = event.block_size * TOKEN_BYTES
+        for start in range(0, len(event.hashes), MAX_CHANGE_BLOCKS):
+            end = start + MAX_CHANGE_BLOCKS
+            own = {number - start: extra for number, extra in extras.items() if number >= start}
+            packed = event.packed_tokens[start * step : end * step]
+            keys = block_keys(packed, spec, parent=parent, extras=own)
+            parent = keys[-1]
+            named = list(zip(event.hashes[start:end], keys, strict=True))
+            if gone:
+                named = [(handle, key) for handle, key in named if handle not in gone]
+            yield from self._note(named, tier, is_first=event.parent is None)
 
-    def _parent_key(self, engine_hash: EngineHash) -> BlockKey | None:
-        found = (keys.get(engine_hash) for keys in self._key_by_hash.values())
-        return next((key for key in found if key is not None), None)
+    def _note(
+        self, named: Sequence[tuple[Handle, BlockKey]], tier: Tier, *, is_first: bool
+    ) -> Iterator[Stored | Removed]:
+        """Remember blocks by their names; `is_first` where they begin a prompt."""
+        known = self._key_by_handle[tier]
+        fresh: list[tuple[Handle, BlockKey]] = []
+        known_keys = known.get_all([handle for handle, _ in named])
+        for (handle, key), before in zip(named, known_keys, strict=True):
+            if before is None:
+                fresh.append((handle, key))
+            elif before == key:
+                self._note_again(handle, tier, is_first=is_first)
+            else:  # the name means another block now: a removal that we never got
+                yield from self._drop([handle], tier)
+                fresh.append((handle, key))
+        keys = [key for _, key in fresh]
+        for key in self._held(keys, tier):
+            self._extra_names[tier, key] += 1
+        known.add(dict(fresh).items())  # a name that comes twice counts once
+        if is_first:
+            handles = [handle for handle, _ in fresh]
+            self._beginnings[-1] += handles
+            self._new_beginnings.update(handles)
+        yield Stored([key for _, key in named], tier)
 
-    def _remove(self, event: BlocksRemoved) -> Removed | None:
-        tier = _tier(event.medium)
-        if tier is None:
-            return None
-        gone = []
-        for engine_hash in event.hashes:
-            copy = (tier, engine_hash)
-            if copy in self._extra_copies:
-                self._extra_copies[copy] -= 1
-                if not self._extra_copies[copy]:
-                    del self._extra_copies[copy]
-                continue
-            key = self._key_by_hash[tier].pop(engine_hash, None)
+    def _note_again(self, handle: Handle, tier: Tier, *, is_first: bool) -> None:
+        """Count a further copy of a block, unless the engine just says again that it has it.
+
+        Behind a parent it is always a copy. At the beginning of a prompt it can be one only while
+        the first one is new, as a request that comes later finds that one; and where an engine was
+        seen to report what it found, it is none.
+        """
+        if not is_first:
+            self._extra_copies[tier, handle] += 1
+            return
+        if handle not in self._new_beginnings:
+            self.reports_hits = True
+            self._beginning_copies.clear()
+        if not self.reports_hits:
+            self._beginning_copies[tier, handle] += 1
+
+    def _copy(self, handles: Sequence[Handle], tier: Tier) -> Iterator[Stored | Removed]:
+        """Record that known blocks are in another tier now; an offload tells no token ids."""
+        known = self._key_by_handle[tier]
+        named = []
+        for handle in handles:
+            key = self._key(handle)
+            if key is None:
+                self.skipped["unknown_hash"] += 1
+            elif known.get(handle) is None:
+                named.append((handle, key))
+        if named:
+            yield from self._note(named, tier, is_first=False)
+
+    def _adopt(self, parents: Sequence[Handle], now: float) -> Iterator[Change]:
+        orphans = self._orphans.take(parents, now)
+        while orphans:
+            orphan = orphans.pop()
+            event = orphan.event
+            if event.parent is None or self._key(event.parent) is None:
+                continue  # the bound, or the parent went while its own parent was awaited
+            self.num_adopted += len(event.hashes)
+            yield from self._record(event, orphan.tier, orphan.gone)
+            orphans += self._orphans.take(event.hashes, now)
+
+    def _key(self, handle: Handle) -> BlockKey | None:
+        for keys in self._key_by_handle.values():
+            key = keys.get(handle)
             if key is not None:
+                return key
+        return None
+
+    def _remove(self, event: BlocksRemoved) -> Iterator[Removed]:
+        tier = _tier(event.medium)
+        # One name may mean a block of each group; only those of prefix groups were recorded.
+        if tier is not None and (event.group is None or event.group in self._prefix_groups):
+            yield from self._drop(event.hashes, tier)
+
+    def _drop(self, handles: Sequence[Handle], tier: Tier) -> Iterator[Removed]:
+        known = self._key_by_handle[tier]
+        gone = []
+        for handle in handles:
+            copy = (tier, handle)
+            if _take_one(self._extra_copies, copy) or _take_one(self._beginning_copies, copy):
+                continue
+            key = known.pop(handle)
+            if key is None:
+                self._orphans.remove(handle)
+            elif not _take_one(self._extra_names, (tier, key)):
                 gone.append(key)
-        return Removed(gone, tier) if gone else None
+        if gone:
+            yield Removed(gone, tier)
+
+
+def _take_one(counter: Counter[Any], item: Any) -> bool:
+    """Take one off a count; False where there is none."""
+    if item not in counter:
+        return False
+    counter[item] -= 1
+    if not counter[item]:
+        del counter[item]
+    return True
 
 
 def _tier(medium: str | None) -> Tier | None:
-    word = vllm.MEDIUM_GPU if medium is None else medium.lower()
-    return next((tier for name, tier in _TIER_BY_MEDIUM if word == name), None)
+    return Tier.L0 if medium is None else _TIER_BY_MEDIUM.get(medium.lower())
 
 
 def _extras(event: BlocksStored) -> tuple[str, dict[int, bytes]]:

@@ -108,18 +108,31 @@ class ReplicaMetrics(_Group):
         super().__init__(registry)
         self.prompt_tokens = self._counter(
             "prompt_tokens",
-            "Prompt tokens of answers whose usage told cached tokens; the base of the two below.",
-            "replica",
+            "Prompt tokens of answers whose usage told cached tokens, by what was known of the "
+            "prompt; the base of the three below.",
+            "replica rung",
         )
         self.predicted_cached_tokens = self._counter(
             "predicted_cached_tokens",
             "Of these, tokens that the decision expected to be cached.",
-            "replica",
+            "replica rung",
         )
         self.actual_cached_tokens = self._counter(
             "actual_cached_tokens",
             "Of these, tokens that the engine says were cached. Divided by prompt tokens: the "
             "prefix hit ratio of the replica.",
+            "replica rung",
+        )
+        self.cached_tokens_error = self._counter(
+            "cached_tokens_error",
+            "Of these, tokens that were expected and not cached (side `over`), and the other way "
+            "round (`under`), summed request by request.",
+            "replica rung side",
+        )
+        self.distrusted = self._gauge(
+            "replica_distrusted",
+            "1 where decisions do not count on what a replica should hold, as it said of several "
+            "requests in a row that it had not cached what was expected.",
             "replica",
         )
         self.in_flight = self._gauge(
@@ -177,7 +190,7 @@ class FleetMetrics(_Group):
 
 
 class IndexMetrics(_Group):
-    """What the index knows, and how the KV events that feed it are doing."""
+    """What the index knows, and how prompts are found in it."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__(registry)
@@ -187,6 +200,33 @@ class IndexMetrics(_Group):
             "1 where the model's tokenizer is loaded, 0 where prompts are routed without ids.",
             "model",
         )
+        self.short_cut = self._gauge(
+            "tokenizer_short_cut",
+            "1 where a short cut gives the reference's token ids and is taken, else 0: `fastokens` "
+            "tokenizes, `segments` of texts are kept, the `template` is called directly. The log "
+            "line `tokenizer_loaded` says why not.",
+            "model part",
+        )
+        self.token_check = self._counter(
+            "token_check",
+            "Prompts whose token ids were compared with a replica's /tokenize: `equal`, "
+            "`different_` and why (`start`, `tools`, `day`, `count`, `text`), `skipped` where it "
+            "cannot tell, `failed` where it did not answer.",
+            "model result",
+        )
+        self.token_trusted = self._gauge(
+            "token_trusted",
+            "0 where so many comparisons differed that the model's prompts are routed by their "
+            "first bytes, until some in a row are equal again.",
+            "model",
+        )
+
+
+class EventMetrics(_Group):
+    """How the KV events that feed the index are doing."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
         self.batches = self._gauge(
             "kv_event_batches", "KV event batches applied since start.", "replica"
         )
@@ -201,8 +241,37 @@ class IndexMetrics(_Group):
         self.restarts = self._gauge(
             "kv_event_restarts", "Times that an engine began to count from 0 again.", "replica"
         )
+        self.missed = self._gauge(
+            "kv_event_missed_batches",
+            "Batches that did not come by themselves: lost, or dropped as they came too fast.",
+            "replica",
+        )
+        self.unreadable = self._gauge(
+            "kv_event_unreadable",
+            "Events left out as nobody can read them: whole batches and single events.",
+            "replica",
+        )
         self.skipped = self._gauge(
             "kv_event_skipped_blocks", "Blocks of events left out, by why.", "replica reason"
+        )
+        self.adopted = self._gauge(
+            "kv_event_adopted_blocks",
+            "Blocks that were left out as orphans and taken in when their parent came.",
+            "replica",
+        )
+        self.known = self._gauge(
+            "kv_event_blocks", "Blocks that a replica's events say it holds.", "replica"
+        )
+        self.complete = self._gauge(
+            "kv_event_complete",
+            "1 where events tell all that a replica holds; 0 after a loss, until its cache was "
+            "filled anew.",
+            "replica",
+        )
+        self.silent = self._gauge(
+            "kv_event_silent",
+            "1 where a replica should publish KV events and none comes, although it serves.",
+            "replica",
         )
 
 
@@ -239,11 +308,12 @@ class Metrics:
         self.replica = ReplicaMetrics(self._registry)
         self.fleet = FleetMetrics(self._registry)
         self.index = IndexMetrics(self._registry)
+        self.events = EventMetrics(self._registry)
         self.config = ConfigMetrics(self._registry)
 
     def forget_replica(self, replica: str) -> None:
         """Drop the gauges of a replica that is gone; what was counted stays."""
-        for group in (self.replica, self.fleet, self.index):
+        for group in (self.replica, self.fleet, self.events):
             for metric in vars(group).values():
                 if isinstance(metric, Gauge) and "replica" in metric._labelnames:  # noqa: SLF001 - no accessor
                     metric.remove_by_labels({"replica": replica})
@@ -264,7 +334,8 @@ def metrics_markdown() -> str:
         "|---|---|---|---|",
     ]
     metrics = Metrics()
-    groups = (metrics.request, metrics.replica, metrics.fleet, metrics.index, metrics.config)
+    requests, fleet = (metrics.request, metrics.replica), (metrics.fleet, metrics.index)
+    groups = (*requests, *fleet, metrics.events, metrics.config)
     declared = (metric for group in groups for metric in vars(group).values())
     for metric in declared:
         if not isinstance(metric, AnyMetric):

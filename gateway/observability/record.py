@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import Counter
 
@@ -15,7 +15,7 @@ from gateway.observability.logging import EventLog
 from gateway.observability.metrics import Metrics
 from gateway.prompt.prepare import Prompt
 from gateway.proxy.usage import Usage, UsageReader
-from routing.types import Decision, ReplicaId
+from routing.types import NO_MATCH, Decision, PrefixMatch, ReplicaId, Rung
 
 # As nginx writes it: the client closed the connection before the answer was whole.
 CLIENT_LEFT_STATUS = 499
@@ -30,6 +30,8 @@ class RequestRecord:
         path: The API's path, from the list of known ones.
         model: The key of its pool.
         status: What the client got; 0 while nothing was sent.
+        matches: What the index said, also of replicas that decisions do not count on.
+        asks_usage: Whether we asked the engine for usage where the client did not.
     """
 
     request_id: str
@@ -47,6 +49,8 @@ class RequestRecord:
     client_left: bool = False
     lookup_timed_out: bool = False
     lookup_failed: bool = False
+    matches: Mapping[ReplicaId, PrefixMatch] = field(default_factory=dict)
+    asks_usage: bool = False
     usage: UsageReader = field(default_factory=UsageReader)
     prepare_s: float | None = None
     lookup_s: float | None = None
@@ -64,8 +68,9 @@ class RequestRecord:
         self.prompt = prompt
         self.prepare_s, self._step_at = now - self._step_at, now
 
-    def looked_up(self, now: float) -> None:
+    def looked_up(self, matches: Mapping[ReplicaId, PrefixMatch], now: float) -> None:
         """The index answered, or its deadline passed."""
+        self.matches = matches
         self.lookup_s, self._step_at = now - self._step_at, now
 
     def decided(self, decision: Decision | None, now: float) -> None:
@@ -111,11 +116,29 @@ class _Decided:
 
 @dataclass(frozen=True, slots=True)
 class _Cached:
-    """Where one replica's tokens are counted."""
+    """Where one replica's tokens are counted, of one rung."""
 
     prompt: Counter
     predicted: Counter
     actual: Counter
+    over: Counter
+    under: Counter
+
+
+class Word(Protocol):
+    """Listens to what engines say of their answers; see `gateway.replicas.word.EngineWord`."""
+
+    def cached_tokens(self, replica_id: ReplicaId, usage: Usage) -> int | None:
+        """Return how many tokens an engine says were cached; None where it does not say."""
+        ...
+
+    def heard(self, replica_id: ReplicaId, expected_tokens: int, cached_tokens: int) -> None:
+        """Take what an engine said of one request."""
+        ...
+
+    def served(self, replica_id: ReplicaId, num_prompt_tokens: int, expected_tokens: int) -> None:
+        """Take a request that was served."""
+        ...
 
 
 class Observer:
@@ -127,18 +150,22 @@ class Observer:
 
     Args:
         log: None to write no line a request.
+        word: Hears what engines say they had cached.
         now: Monotonic seconds.
     """
 
-    def __init__(self, metrics: Metrics, log: EventLog | None, now: Callable[[], float]) -> None:
+    def __init__(
+        self, metrics: Metrics, log: EventLog | None, word: Word, now: Callable[[], float]
+    ) -> None:
         self._metrics = metrics
         self._log = log
+        self._word = word
         self._now = now
         step = metrics.request.step
         self._steps = (step.labels("prepare"), step.labels("lookup"), step.labels("decide"))
         self._ended: dict[tuple[str, str, int], _Ended] = {}
         self._decided: dict[tuple[str, str, str, str, str], _Decided] = {}
-        self._cached: dict[ReplicaId, _Cached] = {}
+        self._cached: dict[tuple[ReplicaId, Rung], _Cached] = {}
         self._problems: dict[tuple[str, str], Counter] = {}
 
     def ended(self, record: RequestRecord) -> None:
@@ -184,20 +211,45 @@ class Observer:
         decided.number.inc()
         if record.ttft_s is not None:
             decided.ttft.observe(record.ttft_s)
-        if usage is not None and usage.cached_tokens is not None and record.replica is not None:
-            cached = self._cached_of(record.replica)
-            cached.prompt.inc(usage.prompt_tokens)
-            cached.predicted.inc(match.total_tokens)
-            cached.actual.inc(usage.cached_tokens)
+        if record.prompt is not None and record.prompt.packed_tokens is not None:
+            self._hear(record, decision.rung, match.total_tokens, usage)
+        elif usage is not None and usage.cached_tokens is not None and record.replica is not None:
+            self._count_cached(record.replica, decision.rung, 0, usage, usage.cached_tokens)
 
-    def _cached_of(self, replica: ReplicaId) -> _Cached:
-        cached = self._cached.get(replica)
+    def _hear(
+        self, record: RequestRecord, rung: Rung, predicted_tokens: int, usage: Usage | None
+    ) -> None:
+        """Compare what was expected of a replica with its own word."""
+        replica, prompt = record.replica, record.prompt
+        if replica is None or prompt is None or record.status != 200:
+            return
+        expected = record.matches.get(replica, NO_MATCH).total_tokens
+        self._word.served(replica, prompt.num_tokens, expected)
+        actual = None if usage is None else self._word.cached_tokens(replica, usage)
+        if usage is not None and actual is not None:
+            self._count_cached(replica, rung, predicted_tokens, usage, actual)
+            self._word.heard(replica, expected, actual)
+
+    def _count_cached(
+        self, replica: ReplicaId, rung: Rung, predicted: int, usage: Usage, actual: int
+    ) -> None:
+        cached = self._cached_of(replica, rung)
+        cached.prompt.inc(usage.prompt_tokens)
+        cached.predicted.inc(predicted)
+        cached.actual.inc(actual)
+        error = cached.over if predicted > actual else cached.under
+        error.inc(abs(predicted - actual))
+
+    def _cached_of(self, replica: ReplicaId, rung: Rung) -> _Cached:
+        cached = self._cached.get((replica, rung))
         if cached is None:
             metrics = self._metrics.replica
-            cached = self._cached[replica] = _Cached(
-                metrics.prompt_tokens.labels(replica),
-                metrics.predicted_cached_tokens.labels(replica),
-                metrics.actual_cached_tokens.labels(replica),
+            cached = self._cached[replica, rung] = _Cached(
+                metrics.prompt_tokens.labels(replica, rung.value),
+                metrics.predicted_cached_tokens.labels(replica, rung.value),
+                metrics.actual_cached_tokens.labels(replica, rung.value),
+                metrics.cached_tokens_error.labels(replica, rung.value, "over"),
+                metrics.cached_tokens_error.labels(replica, rung.value, "under"),
             )
         return cached
 

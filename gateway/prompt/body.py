@@ -13,6 +13,7 @@ from typing import Any
 
 from gateway.errors import InvalidRequest
 from gateway.prompt.form import form_field
+from gateway.prompt.json import read_json
 from routing.value import value
 
 # How much of a prompt's beginning names its affinity on the `hashed` rung. Long enough to reach
@@ -142,7 +143,7 @@ def read_body(
 
 def _json_object(body: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(body)
+        fields = read_json(body)
     except (ValueError, RecursionError):
         raise InvalidRequest("The body is not valid JSON.") from None
     if not isinstance(fields, dict):
@@ -169,16 +170,27 @@ def _check_prompt(kind: BodyKind, fields: dict[str, Any]) -> None:
 
 
 def splice_cache_salt(body: bytes, cache_salt: str) -> bytes:
-    """Return a JSON object's bytes with a `cache_salt` added; every other byte stays.
+    """Return a JSON object's bytes with a `cache_salt` added; see `splice_field`.
+
+    Args:
+        body: As `splice_field` takes it.
+        cache_salt: Printable ASCII.
+    """
+    return splice_field(body, "cache_salt", json.dumps(cache_salt).encode())
+
+
+def splice_field(body: bytes, name: str, content: bytes) -> bytes:
+    """Return a JSON object's bytes with a field added; every other byte stays.
 
     It goes to the end, where it wins over a client's own: of equal keys the engine takes the last.
 
     Args:
         body: A JSON object with at least one field, in any encoding that `read_body` takes.
-        cache_salt: Printable ASCII.
+        name: The field's, without anything to escape.
+        content: Its value as JSON.
     """
     encoding = json.detect_encoding(body)
     if encoding not in ("utf-8", "utf-8-sig"):
         body = body.decode(encoding).encode()
     end = body.rstrip().rfind(b"}")
-    return body[:end] + b',"cache_salt":' + json.dumps(cache_salt).encode() + body[end:]
+    return b"".join((body[:end], b',"', name.encode(), b'":', content, body[end:]))

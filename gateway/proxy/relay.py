@@ -34,6 +34,7 @@ from gateway.proxy.headers import (
     response_headers,
 )
 from gateway.proxy.retry import NOT_BEGUN_STATUSES, RetryBudget
+from gateway.proxy.sampling import without_usage
 from gateway.proxy.transport import Deadlines, Transport, UpstreamRequest, UpstreamResponse
 from gateway.replicas.registry import MAX_BUSY_S, Registry, Replica, ReplicaState
 from gateway.stored import Notes, Stored
@@ -96,6 +97,8 @@ class Relay:
                 record.tried(replica.replica_id)
                 upstream = await self._try(request, replica, placed, position, record)
                 if upstream is not None:
+                    if record.asks_usage:
+                        upstream = without_usage(upstream, record.usage.feed)
                     try:
                         await self._answer(upstream, replica, placed, client, record)
                     finally:
@@ -147,6 +150,8 @@ class Relay:
     ) -> UpstreamRequest:
         key, rank = replica.upstream_key, replica.rank
         without = request.undone | (frozenset() if self.keeps_credentials else CREDENTIALS)
+        if record.asks_usage:
+            without |= {b"accept-encoding"}  # what is compressed cannot be taken out of
         if rank is not None:
             without |= {vllm.RANK_HEADER}  # a client's own would lead where we do not count it
         headers = request_headers(
@@ -188,6 +193,8 @@ class Relay:
             piece = await self._first_piece(upstream, headers, client)
             self.book.first_token(placed.lease, self.now())
             record.began(upstream.status, self.now())
+            if upstream.status >= 400:
+                self.placer.refused(placed)
             notes = self.stored.notes(upstream.headers, replica.replica_id, record.path)
             if not client.status:
                 await client.start(upstream.status, headers)

@@ -58,11 +58,14 @@ class UsageReader:
         try:
             text = tail[start + len(_MARK) - 1 :].decode(errors="replace")
             found, _ = _DECODER.raw_decode(text)
-            details = found.get("prompt_tokens_details") or {}
+            # The Responses API has names of its own.
+            details = found.get("prompt_tokens_details") or found.get("input_tokens_details") or {}
             cached = details.get("cached_tokens")
+            prompt = found.get("prompt_tokens") or found.get("input_tokens") or 0
+            completion = found.get("completion_tokens") or found.get("output_tokens") or 0
             return Usage(
-                prompt_tokens=_count(found.get("prompt_tokens") or 0),
-                completion_tokens=_count(found.get("completion_tokens") or 0),
+                prompt_tokens=_count(prompt),
+                completion_tokens=_count(completion),
                 cached_tokens=None if cached is None else _count(cached),
             )
         except (ValueError, AttributeError, RecursionError):

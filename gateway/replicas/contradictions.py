@@ -89,6 +89,12 @@ def _about_names(replica: Replica, names: Set[str]) -> Contradiction | None:
 
 def _about_block_size(replica: Replica) -> Contradiction | None:
     configured, said = replica.configured_block_size, replica.facts.block_size
+    sent = replica.events_block_size
+    if sent is not None and sent != (configured or said or sent):
+        # Of hybrid models, where an engine names another group's size.
+        origin = "configured as" if configured is not None else "the engine says"
+        text = f"{origin} {configured or said}, but its KV events have {sent}, which is used"
+        return Contradiction(Fact.BLOCK_SIZE, text)
     if configured is None or said is None or configured == said:
         return None
     return Contradiction(Fact.BLOCK_SIZE, f"configured as {configured}, but the engine has {said}")

@@ -217,6 +217,8 @@ class Following:
             return  # its ranks are replicas now
         self._models.learn(replica)
         self._findings.learned(replica)
+        if restarted:
+            self._registry.begin_anew(replica)
         self._followers.follow(replica, restarted=restarted)
 
 

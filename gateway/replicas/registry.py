@@ -10,6 +10,7 @@ from gateway.config.guards import EjectionConfig
 from gateway.replicas.instructions import Instruction, Instructions
 from gateway.replicas.replica import Change, Replica
 from gateway.replicas.state import Hold, ReplicaState, standing
+from routing.trust import Silence, Trust
 from routing.types import ReplicaId, Rung
 
 # A queue that was full drains within seconds; a longer Retry-After is meant for clients.
@@ -53,6 +54,7 @@ class Registry:
         ejection: As given; a reload puts another one in its place.
         instructions: What operators said; they outlive their replicas.
         departures: Replicas that left, oldest first.
+        distrusted: Those that do not hold what they are believed to hold, by their own word.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Registry:
         self._on_change = on_change
         self.instructions = Instructions()
         self.departures: deque[Departure] = deque(maxlen=MAX_DEPARTURES)
+        self.distrusted: set[ReplicaId] = set()
         for replica in replicas:
             self.add(replica)
 
@@ -91,9 +94,16 @@ class Registry:
         self._replicas_by_model.setdefault(replica.model_key, []).append(replica)
         self._follow_instruction(replica)
 
+    def begin_anew(self, replica: Replica) -> None:
+        """Forget what a replica said of its cache: its engine is a new process."""
+        replica.trust, replica.silence, replica.tells_cached = Trust(), Silence(), False
+        self.distrusted.discard(replica.replica_id)
+        replica.judge_events()
+
     def remove(self, replica: Replica) -> None:
         """Let a replica go. Requests that it still answers end by themselves."""
         del self._replica_by_id[replica.replica_id]
+        self.distrusted.discard(replica.replica_id)
         self._replicas_by_model[replica.model_key].remove(replica)
         self.instructions.left(replica.replica_id)
         was = replica.state

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from gateway.kvevents.subscriber import Source
+from gateway.kvevents.subscriber import KvEventStream, Source
 from gateway.proxy.transport import Origin
 from gateway.replicas.contradictions import Contradiction
 from gateway.replicas.facts import ReplicaFacts
 from gateway.replicas.shared_address import SharedAddress
 from gateway.replicas.state import Hold, ReplicaState
+from routing.trust import Silence, Trust
 from routing.types import ReplicaId
 
 # What operators look back at: one bad restart is four or five changes.
@@ -45,7 +46,12 @@ class Replica:
         rank: The data-parallel rank that it is, where its address has several.
         shared_address: Several engines answer at its address; None where one does.
         contradictions: What it says otherwise than the configuration or its siblings.
-        follows_events: Whether its KV events are being read: then its entries are precise.
+        follows_events: Whether its KV events tell all that it holds: then its entries are precise.
+        stream: Its KV events; None where none are followed.
+        events_block_size: Tokens a KV block as its events have them; None before the first one.
+        trust: Whether its own word agrees with what it is believed to hold.
+        silence: Whether it publishes nothing although it should.
+        tells_cached: Whether it told of any answer how many tokens were cached.
         configured_weight: Its share of the work against its siblings, above 0.
         weight: The same, or what an operator put in its place.
         hold: An operator's wish that it gets no new requests.
@@ -75,6 +81,11 @@ class Replica:
     shared_address: SharedAddress | None = None
     contradictions: tuple[Contradiction, ...] = ()
     follows_events: bool = False
+    stream: KvEventStream | None = None
+    events_block_size: int | None = None
+    trust: Trust = field(default_factory=Trust)
+    silence: Silence = field(default_factory=Silence)
+    tells_cached: bool = False
     configured_weight: float = 1.0
     weight: float = 1.0
     hold: Hold | None = None
@@ -94,9 +105,17 @@ class Replica:
         return stays and self.fault is None
 
     @property
+    def is_partly_known(self) -> bool:
+        """Whether some of its KV events are lost, so that it holds more than they told."""
+        return self.stream is not None and not self.stream.is_complete
+
+    @property
     def block_size(self) -> int | None:
-        """Tokens a KV block: as configured, else as the replica says."""
-        return self.configured_block_size or self.facts.block_size
+        """Tokens a KV block: as its events have them, else as configured, else as it says.
+
+        Events come first, as entries are theirs: of a hybrid model the engine may name another one.
+        """
+        return self.events_block_size or self.configured_block_size or self.facts.block_size
 
     @property
     def kv_events(self) -> Source | None:
@@ -119,6 +138,17 @@ class Replica:
         """Where it says that it publishes, of its own rank where its address has several."""
         said = self.facts.kv_events
         return said.get(self.rank) if self.rank is not None else next(iter(said.values()), None)
+
+    def judge_events(self) -> None:
+        """Bring `follows_events` up to date: it is read for every replica in every decision."""
+        stream = self.stream
+        self.follows_events = (
+            stream is not None
+            and stream.is_synced
+            and stream.is_complete
+            and self.trust.is_trusted
+            and not self.silence.is_silent
+        )
 
     def configure(self, fresh: Replica) -> bool:
         """Take over what the configuration says of the same replica.

@@ -5,10 +5,20 @@ import contextlib
 import pytest
 
 from tests.support.clients import RawClient
+from tests.support.event_fleets import fleet, publishers
 from tests.support.fixtures import chat, engines, gateways, replicas
 from tests.support.processes import gateway_process
 
-__all__ = ["chat", "engines", "gateways", "processes", "raw", "replicas"]
+__all__ = [
+    "chat",
+    "engines",
+    "fleet",
+    "gateways",
+    "processes",
+    "publishers",
+    "raw",
+    "replicas",
+]
 
 
 @pytest.fixture

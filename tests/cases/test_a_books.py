@@ -180,7 +180,7 @@ async def test_a005c_a_client_that_leaves_during_tokenization_costs_the_replica_
     tokenizing = 0
     never = asyncio.Event()
 
-    async def stuck(self, body):
+    async def stuck(self, *_):
         nonlocal tokenizing
         tokenizing += 1
         await never.wait()

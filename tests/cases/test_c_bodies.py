@@ -118,7 +118,15 @@ HISTORY = {
         "refused",
     ),
     "arguments_not_json": (
-        {"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{broken"}}]},
+        {
+            "tool_calls": [
+                {
+                    "id": "c",
+                    "type": "function",
+                    "function": {"name": "f", "arguments": "{broken"},
+                }
+            ]
+        },
         None,
     ),
     "calls_text": ({"tool_calls": "f"}, "refused"),
@@ -463,7 +471,7 @@ async def test_c073_nan_in_an_answer_passes_and_is_understood(tokenizing, stream
     assert answer.content == (b"".join(NAN_EVENTS) if stream else NAN_WHOLE)
     [line] = await _until_requests(gateway, 1)
     assert (line["status"], line["prompt_tokens"], line["cached_tokens"]) == (200, 32, 16)
-    cached = f'warmroute_actual_cached_tokens_total{{replica="{replica.name}"}}'
+    cached = f'warmroute_actual_cached_tokens_total{{replica="{replica.name}",rung="'
     assert await gateway.metric(cached) == 16
     assert no_bug(gateway)
 

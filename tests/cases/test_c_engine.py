@@ -77,7 +77,7 @@ def test_c060_ids_are_the_engines(simulator, tokenizer, name):
     body = read_body(json.dumps({"model": "m", "messages": messages}).encode(), BodyKind.CHAT)
     ids = tokenizer.token_ids(body)
     assert ids == engines_ids(simulator, messages)
-    assert "None" not in tokenizer._tokenizer.decode(ids)
+    assert "None" not in tokenizer.reference.decode(ids)
 
 
 async def test_c060_the_whole_way_counts_the_engines_tokens(simulator, gateways):

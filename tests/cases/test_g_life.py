@@ -310,7 +310,7 @@ class SlowTokenizer:
         self.may_load = threading.Event()
         monkeypatch.setattr(PromptTokenizer, "load", self._load)
 
-    def _load(self, _):
+    def _load(self, *_):
         self.may_load.wait(WAIT_S)
         raise TokenizerUnavailable("none in this test")
 

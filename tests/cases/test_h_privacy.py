@@ -198,7 +198,7 @@ async def _raise_later(*_args, **_kwargs):
 
 
 BUGS = {
-    "tokenizer": (PromptTokenizer, "token_ids", _raise),
+    "tokenizer": (PromptTokenizer, "begin", _raise),
     "scorer": (Placer, "decide", _raise),
     "index": (MemoryIndex, "lookup", _raise_later),
     "mid_stream": (UsageReader, "feed", _raise),

@@ -21,7 +21,7 @@ def test_pools_with_the_same_prompts_share_no_entries(pools, shared, tail, is_pr
     holders = pools[1:]
     for pool in holders:
         if is_predicted:
-            index.predict(pool, keys_by_pool[pool], 10.0)
+            index.predict(pool, keys_by_pool[pool], 10.0, None)
         else:
             index.store(pool, keys_by_pool[pool], Tier.L0)
     for pool in pools:

@@ -114,7 +114,7 @@ async def test_the_decision_is_told_in_headers_log_and_metrics(replicas, gateway
     assert (line["rung"], line["problem"]) == ("hashed", "no_tokenizer")
     assert (line["status"], line["prompt_tokens"], line["cached_tokens"]) == (200, 32, 16)
     assert "hello" not in json.dumps(line)
-    cached = f'warmroute_actual_cached_tokens_total{{replica="{replica.name}"}}'
+    cached = f'warmroute_actual_cached_tokens_total{{replica="{replica.name}",rung="hashed"}}'
     assert await gateway.metric(cached) == 16
 
 

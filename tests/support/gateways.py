@@ -67,6 +67,8 @@ def quick(config: GatewayConfig, **changes) -> GatewayConfig:
     values["listen"] = {"host": "127.0.0.1", "port": 0}
     values["admin"] = {"host": "127.0.0.1", "port": 0}
     values["health"] = {"interval_s": 0.05, "timeout_s": 1.0}
+    # On a busy machine 20 ms are a matter of luck; the deadline has tests of its own.
+    values["prepare"]["timeout_s"] = 5.0
     for name, change in changes.items():
         values[name] = {**values[name], **change} if isinstance(change, dict) else change
     return GatewayConfig.model_validate(values)

@@ -1,0 +1,1 @@
+"""Real vLLM engines on CPU: what they make of requests, and whether the gateway foresees it."""

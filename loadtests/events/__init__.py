@@ -1,0 +1,1 @@
+"""What taking in KV events costs a gateway: speed, memory, and the requests beside it."""
