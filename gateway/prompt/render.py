@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gateway.prompt.problem import REFUSED, PromptProblem
-from gateway.prompt.shapes import read_message
+from gateway.prompt.shapes import is_plain_turn, read_message
 from routing.value import value
 
 __all__ = ["REFUSED", "Conversation", "PromptProblem", "conversation", "fold_developer"]
@@ -122,6 +122,8 @@ def _marked(message: Mapping[str, Any], mark: str, keep_parts: bool) -> Any:
 
 def _message(message: Mapping[str, Any], keep_parts: bool, as_chat: bool) -> dict[str, Any]:
     role = message["role"]
+    if not keep_parts and is_plain_turn(message):
+        return {"role": role, "content": message["content"]}
     rendered: dict[str, Any] = {"role": role, "content": _content(message, role, keep_parts)}
     if role == "assistant":
         rendered |= _assistant(message, as_chat)

@@ -49,10 +49,22 @@ def read_message(message: Any) -> dict[str, Any]:
     """
     if not isinstance(message, dict):
         raise PromptProblem(REFUSED)
+    if is_plain_turn(message):
+        return message
     role = message.get("role")
     if not isinstance(role, str) or not _fits(message, role):
         raise PromptProblem(REFUSED)
     return {**message, "content": []} if _is_read_empty(message, role) else message
+
+
+def is_plain_turn(message: Mapping[str, Any]) -> bool:
+    """Return whether a message is a text of the user or the assistant and no more.
+
+    Nearly all of a long chat's are, and for them none of the rules here says anything: a third of
+    the time that rendering took.
+    """
+    has_text = len(message) == 2 and isinstance(message.get("content"), str)
+    return has_text and message.get("role") in ("user", "assistant")
 
 
 def _is_read_empty(message: Mapping[str, Any], role: str) -> bool:

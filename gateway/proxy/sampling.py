@@ -7,12 +7,10 @@ pass as they are.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
-from gateway.prompt.body import BodyKind, RequestBody
+from gateway.prompt.body import BodyKind, RequestBody, splice_field
 from gateway.proxy.headers import Header, first, is_event_stream
 from gateway.proxy.transport import UpstreamResponse
 
@@ -40,24 +38,9 @@ def asks_usage(body: RequestBody, share: float, rng: Random) -> bool:
     )
 
 
-def splice_field(body: bytes, name: str, value: Any) -> bytes:
-    """Return a JSON object's bytes with one field more at its end; every other byte stays.
-
-    Args:
-        body: A JSON object with at least one field, in any encoding that `read_body` takes.
-        name: Of equal names, engines take the last.
-        value: What JSON can write.
-    """
-    encoding = json.detect_encoding(body)
-    if encoding not in ("utf-8", "utf-8-sig"):
-        body = body.decode(encoding).encode()
-    end = body.rstrip().rfind(b"}")
-    return body[:end] + f",{json.dumps(name)}:{json.dumps(value)}".encode() + body[end:]
-
-
 def with_usage(body: bytes) -> bytes:
     """Return a streaming request's bytes, asking for usage."""
-    return splice_field(body, "stream_options", {"include_usage": True})
+    return splice_field(body, "stream_options", b'{"include_usage":true}')
 
 
 def takes_report(body: RequestBody) -> bool:
@@ -68,7 +51,7 @@ def takes_report(body: RequestBody) -> bool:
 
 def with_report(body: bytes) -> bytes:
     """Return a request's bytes, asking for KV events of what it finds too (vLLM 0.26 on)."""
-    return splice_field(body, "vllm_xargs", {"kv_cache_report_mode": "full"})
+    return splice_field(body, "vllm_xargs", b'{"kv_cache_report_mode":"full"}')
 
 
 class UsageFilter:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.load import config_from_flags
-from gateway.prompt.body import BodyKind, read_body
-from gateway.proxy.sampling import UsageFilter, asks_usage, splice_field, with_usage
+from gateway.prompt.body import BodyKind, read_body, splice_field
+from gateway.proxy.sampling import UsageFilter, asks_usage, with_usage
 from tests.support.gateways import quick
 from tests.support.replicas import until
 
@@ -57,7 +57,7 @@ def test_a_field_more_and_nothing_else_changes(text, encoding):
 
 
 def test_every_other_byte_stays():
-    assert splice_field(b'{ "a" : 1.10 }  ', "b", 2) == b'{ "a" : 1.10 ,"b":2}  '
+    assert splice_field(b'{ "a" : 1.10 }  ', "b", b"2") == b'{ "a" : 1.10 ,"b":2}  '
 
 
 @given(st.lists(st.integers(0, len(EVENT + EVENT + USAGE + DONE)), max_size=8))
