@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from gateway.assembly import Parts
@@ -15,6 +16,10 @@ from gateway.replicas.registry import Replica
 from gateway.replicas.report import FleetReport
 from gateway.replicas.state import ReplicaState
 from routing.types import ReplicaId
+
+# What was counted of a replica that left is shown for so long: some scrapes, also slow ones. Pods
+# have new names every time, and a fleet that scales would fill the page with them.
+COUNTERS_KEPT_S = 600.0
 
 
 class FleetView:
@@ -35,6 +40,7 @@ class FleetView:
         self._now = parts.now
         self._report = FleetReport(parts.registry, parts.book, parts.now)
         self._shown: set[ReplicaId] = set()
+        self._forgotten_until = -inf
 
     def page(self) -> bytes:
         """Return the metrics page, with gauges of now."""
@@ -46,8 +52,9 @@ class FleetView:
         metrics, now = self._metrics, self._now()
         current = {replica.replica_id for replica in self._registry}
         for replica_id in self._shown - current:
-            metrics.forget_replica(replica_id)
+            metrics.forget_gauges(replica_id)
         self._shown = current
+        self._forget_departed(now - COUNTERS_KEPT_S)
         for replica in self._registry:
             load = self._book.snapshot(replica.replica_id, now)
             metrics.replica.in_flight.labels(replica.replica_id).set(load.in_flight)
@@ -88,6 +95,13 @@ class FleetView:
             gauge.labels(replica_id).set(number)
         for reason, num_blocks in translator.skipped.items():
             metrics.skipped.labels(replica_id, reason).set(num_blocks)
+
+    def _forget_departed(self, until: float) -> None:
+        for left in self._registry.departures:
+            is_due = self._forgotten_until < left.at <= until
+            if is_due and self._registry.get(left.replica_id) is None:
+                self._metrics.forget_counters(left.replica_id)
+        self._forgotten_until = until
 
     def _refresh_findings(self, replica: Replica) -> None:
         metrics, contradicted = self._metrics.replica, {c.fact for c in replica.contradictions}

@@ -7,6 +7,7 @@ policies, known paths and our own words. Never a prompt, user, key or request id
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
@@ -101,11 +102,23 @@ class RequestMetrics(_Group):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class CachedTokens:
+    """Where one replica's tokens are counted, of one rung."""
+
+    prompt: Counter
+    predicted: Counter
+    actual: Counter
+    over: Counter
+    under: Counter
+
+
 class ReplicaMetrics(_Group):
     """How replicas are, and what they say they had cached."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__(registry)
+        self._tokens: dict[tuple[str, str], CachedTokens] = {}
         self.prompt_tokens = self._counter(
             "prompt_tokens",
             "Prompt tokens of answers whose usage told cached tokens, by what was known of the "
@@ -160,6 +173,24 @@ class ReplicaMetrics(_Group):
             "when idle.",
             "model",
         )
+
+    def tokens(self, replica: str, rung: str) -> CachedTokens:
+        """Return where tokens of a replica are counted; kept, as it is asked for each request."""
+        counted = self._tokens.get((replica, rung))
+        if counted is None:
+            counted = self._tokens[replica, rung] = CachedTokens(
+                self.prompt_tokens.labels(replica, rung),
+                self.predicted_cached_tokens.labels(replica, rung),
+                self.actual_cached_tokens.labels(replica, rung),
+                self.cached_tokens_error.labels(replica, rung, "over"),
+                self.cached_tokens_error.labels(replica, rung, "under"),
+            )
+        return counted
+
+    def forget_tokens(self, replica: str) -> None:
+        """Drop what `tokens` keeps of a replica."""
+        for key in [key for key in self._tokens if key[0] == replica]:
+            del self._tokens[key]
 
 
 class FleetMetrics(_Group):
@@ -311,11 +342,19 @@ class Metrics:
         self.events = EventMetrics(self._registry)
         self.config = ConfigMetrics(self._registry)
 
-    def forget_replica(self, replica: str) -> None:
+    def forget_gauges(self, replica: str) -> None:
         """Drop the gauges of a replica that is gone; what was counted stays."""
-        for group in (self.replica, self.fleet, self.events):
+        self._forget(replica, Gauge)
+
+    def forget_counters(self, replica: str) -> None:
+        """Drop what was counted of a replica, once everybody has scraped it."""
+        self._forget(replica, Counter)
+        self.replica.forget_tokens(replica)
+
+    def _forget(self, replica: str, kind: type[Gauge | Counter]) -> None:
+        for group in (self.request, self.replica, self.fleet, self.events):
             for metric in vars(group).values():
-                if isinstance(metric, Gauge) and "replica" in metric._labelnames:  # noqa: SLF001 - no accessor
+                if isinstance(metric, kind) and "replica" in metric._labelnames:  # noqa: SLF001 - no accessor
                     metric.remove_by_labels({"replica": replica})
 
     def page(self) -> bytes:

@@ -114,17 +114,6 @@ class _Decided:
     ttft: Tally
 
 
-@dataclass(frozen=True, slots=True)
-class _Cached:
-    """Where one replica's tokens are counted, of one rung."""
-
-    prompt: Counter
-    predicted: Counter
-    actual: Counter
-    over: Counter
-    under: Counter
-
-
 class Word(Protocol):
     """Listens to what engines say of their answers; see `gateway.replicas.word.EngineWord`."""
 
@@ -165,7 +154,6 @@ class Observer:
         self._steps = (step.labels("prepare"), step.labels("lookup"), step.labels("decide"))
         self._ended: dict[tuple[str, str, int], _Ended] = {}
         self._decided: dict[tuple[str, str, str, str, str], _Decided] = {}
-        self._cached: dict[tuple[ReplicaId, Rung], _Cached] = {}
         self._problems: dict[tuple[str, str], Counter] = {}
 
     def ended(self, record: RequestRecord) -> None:
@@ -233,25 +221,12 @@ class Observer:
     def _count_cached(
         self, replica: ReplicaId, rung: Rung, predicted: int, usage: Usage, actual: int
     ) -> None:
-        cached = self._cached_of(replica, rung)
+        cached = self._metrics.replica.tokens(replica, rung.value)
         cached.prompt.inc(usage.prompt_tokens)
         cached.predicted.inc(predicted)
         cached.actual.inc(actual)
         error = cached.over if predicted > actual else cached.under
         error.inc(abs(predicted - actual))
-
-    def _cached_of(self, replica: ReplicaId, rung: Rung) -> _Cached:
-        cached = self._cached.get((replica, rung))
-        if cached is None:
-            metrics = self._metrics.replica
-            cached = self._cached[replica, rung] = _Cached(
-                metrics.prompt_tokens.labels(replica, rung.value),
-                metrics.predicted_cached_tokens.labels(replica, rung.value),
-                metrics.actual_cached_tokens.labels(replica, rung.value),
-                metrics.cached_tokens_error.labels(replica, rung.value, "over"),
-                metrics.cached_tokens_error.labels(replica, rung.value, "under"),
-            )
-        return cached
 
     def _problem(self, model: str, problem: str) -> Counter:
         counter = self._problems.get((model, problem))

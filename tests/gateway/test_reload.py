@@ -382,3 +382,35 @@ async def test_the_command_prints_what_changed_or_what_is_wrong(replicas, live, 
     code, out, err = await command()
     assert (code, out) == (1, "")
     assert err.splitlines()[1].startswith(f"warmroute: {gateway.path}:1: models: ")
+
+
+async def test_a_replica_that_left_is_counted_on_for_some_scrapes_and_then_forgotten(
+    replicas, live, chat
+):
+    usage = b'{"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":3}}}'
+
+    async def tells(conversation):
+        await conversation.answer(usage)
+
+    leaving, staying = await replicas(tells, tells)
+    gateway = await live(sections(leaving, staying))
+    for number in range(20):
+        await gateway.client.post(CHAT, json=chat(f"{number}"))
+
+    async def shown(replica):
+        page = (await gateway.admin.get("/metrics")).text
+        return {line.split("{")[0] for line in page.splitlines() if f'"{replica.name}"' in line}
+
+    counted = {"warmroute_prompt_tokens_total", "warmroute_replica_changes_total"}
+    gauges = {"warmroute_replica_state", "warmroute_replica_weight"}
+    assert await shown(leaving) >= counted | gauges
+    await gateway.reload(sections(staying))
+    assert await shown(leaving) & (counted | gauges) == counted
+    with mock.patch("gateway.fleet.COUNTERS_KEPT_S", 0.0):
+        assert await shown(leaving) == set()
+        assert await shown(staying) >= counted | gauges
+    await gateway.reload(sections(leaving, staying))
+    await until(lambda: all_ready(gateway.gateway))
+    for number in range(20):
+        await gateway.client.post(CHAT, json=chat(f"{number}"))
+    assert await shown(leaving) >= counted | gauges, "it is counted anew"
