@@ -117,14 +117,12 @@ class Reloader:
         if self._file is None:
             return
         file, certificates = WatchedFile(self._file, MAX_FILE_BYTES), WatchedFiles(MAX_FILE_BYTES)
-        is_there = True
         while True:
             renewed = certificates.look(tls_files(self._running))
             if file.look() is not None or renewed:
                 await self.reload_quietly("file")
-            if file.problem is not None and is_there:
+            if file.just_lost:
                 self._refused("file", file.problem)
-            is_there = file.problem is None
             await asyncio.sleep(LOOK_INTERVAL_S)
 
     async def reload_quietly(self, trigger: str) -> None:

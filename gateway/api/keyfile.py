@@ -42,7 +42,6 @@ async def watch_keys(auth_now: Callable[[], AuthConfig], keys: Keys, log: EventL
         log: Gets one line for each change.
     """
     file: WatchedFile | None = None
-    is_there = True
     while True:
         auth = auth_now()
         if auth.keys_file is None:
@@ -52,10 +51,8 @@ async def watch_keys(auth_now: Callable[[], AuthConfig], keys: Keys, log: EventL
             file.look()  # whoever put the section in force has read it
         elif file.look() is not None:
             _load(auth, keys, log)
-        problem = file.problem if file is not None else None
-        if problem is not None and is_there:
-            log.warning("keys_file_broken", problem=problem)
-        is_there = problem is None
+        if file is not None and file.just_lost:
+            log.warning("keys_file_broken", problem=file.problem)
         await asyncio.sleep(WATCH_INTERVAL_S)
 
 

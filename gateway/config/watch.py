@@ -39,6 +39,7 @@ class WatchedFile:
         self.path = path
         self._max_bytes = max_bytes
         self._problem: str | None = None
+        self._just_lost = False
         self._taken: _Seen | None = None
         self._may_be_half = False
 
@@ -47,9 +48,16 @@ class WatchedFile:
         """Why it could not be read at the last look; None where it could."""
         return self._problem
 
+    @property
+    def just_lost(self) -> bool:
+        """Whether the last look was the first of several that could not read it."""
+        return self._just_lost
+
     def look(self) -> bytes | None:
         """Return the content where it is news, the first time too; else None."""
+        was_there = self._problem is None
         seen = self._read()
+        self._just_lost = was_there and self._problem is not None
         if seen is None:
             self._taken, self._may_be_half = None, False  # the same file is news when it is back
             return None

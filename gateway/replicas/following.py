@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
 from gateway.building import replica_builder
-from gateway.config.discovery import DiscoveryConfig
-from gateway.config.fleet import ModelConfig, ReplicaConfig
+from gateway.config.fleet import ModelConfig
 from gateway.kvevents.follow import Followers
 from gateway.models import Models, model_key
 from gateway.observability.logging import EventLog
 from gateway.proxy.transport import HttpToolsTransport
-from gateway.replicas.discovery.base import Discovery
-from gateway.replicas.discovery.kinds import STATIC, build
+from gateway.replicas.discovery.kinds import Section, build, kind_of, sections_of
 from gateway.replicas.discovery.static import StaticDiscovery
 from gateway.replicas.feeds import Feed, Feeds
 from gateway.replicas.findings import Findings
@@ -26,10 +24,6 @@ from gateway.replicas.membership import Membership
 from gateway.replicas.registry import Registry, Replica, ReplicaState
 from routing.load import LoadBook
 from routing.types import ReplicaId
-
-Section = DiscoveryConfig | tuple[ReplicaConfig, ...]
-"""What feeds a pool, as configured: a discovery, or the replicas that are listed."""
-
 
 # What of a replica the configuration says.
 _CONFIGURED = (
@@ -149,7 +143,7 @@ class Following:
             self._configure(fresh)
         before = {id(source): source for source in pool.sources}
         pool.sources = []
-        for wanted in _sections(section):
+        for wanted in sections_of(section):
             kept = next((source for source in before.values() if source.section == wanted), None)
             if kept is not None:
                 del before[id(kept)]
@@ -162,12 +156,9 @@ class Following:
     def _start(self, key: str, membership: Membership, section: Section) -> _Source:
         number = self._num_sources
         self._num_sources += 1
-        if isinstance(section, tuple):
-            kind, listed = STATIC, StaticDiscovery(section)
-            membership.apply(number, listed.snapshot)  # at once: no list is empty for a moment
-            discovery: Discovery = listed
-        else:
-            kind, discovery = section.kind, build(section, self._now, Random())
+        kind, discovery = kind_of(section), build(section, self._now, Random())
+        if isinstance(discovery, StaticDiscovery):
+            membership.apply(number, discovery.snapshot)  # at once: no list is empty for a moment
         feed = self.feeds.add(key, kind, discovery)
         following = membership.follow(number, discovery)
         return _Source(section, number, feed, asyncio.create_task(following, name=f"find {kind}"))
@@ -220,10 +211,3 @@ class Following:
         if restarted:
             self._registry.begin_anew(replica)
         self._followers.follow(replica, restarted=restarted)
-
-
-def _sections(model: ModelConfig) -> Iterator[Section]:
-    """Yield all that feeds a pool: the listed replicas first."""
-    if model.replicas:
-        yield tuple(model.replicas)
-    yield from model.discovery

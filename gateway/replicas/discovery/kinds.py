@@ -8,13 +8,16 @@ from types import MappingProxyType
 from typing import Any
 
 from gateway.config.discovery import DiscoveryConfig
-from gateway.config.fleet import ModelConfig
+from gateway.config.fleet import ModelConfig, ReplicaConfig
 from gateway.replicas.discovery.base import Discovery
 from gateway.replicas.discovery.file import FileDiscovery
 from gateway.replicas.discovery.static import StaticDiscovery
 
 STATIC = "static"
 """Kind of the replicas that a model lists itself."""
+
+Section = DiscoveryConfig | tuple[ReplicaConfig, ...]
+"""What feeds a pool, as configured: a discovery, or the replicas that are listed."""
 
 # Makes a discovery of a kind's section (for static: the list), a monotonic clock and chance.
 Build = Callable[[Any, Callable[[], float], Random], Discovery]
@@ -45,9 +48,21 @@ BUILD_BY_KIND: Mapping[str, Build] = MappingProxyType(
 """How each kind is built."""
 
 
-def build(section: DiscoveryConfig, now: Callable[[], float], rng: Random) -> Discovery:
+def sections_of(model: ModelConfig) -> Iterator[Section]:
+    """Yield all that feeds one model, as configured: the listed replicas first."""
+    if model.replicas:
+        yield tuple(model.replicas)
+    yield from model.discovery
+
+
+def kind_of(section: Section) -> str:
+    """Return the kind of a section, as `BUILD_BY_KIND` and people call it."""
+    return STATIC if isinstance(section, tuple) else section.kind
+
+
+def build(section: Section, now: Callable[[], float], rng: Random) -> Discovery:
     """Return the discovery that a section of the configuration describes, not yet begun."""
-    return BUILD_BY_KIND[section.kind](section, now, rng)
+    return BUILD_BY_KIND[kind_of(section)](section, now, rng)
 
 
 def discoveries(
@@ -60,7 +75,5 @@ def discoveries(
         now: Monotonic seconds.
         rng: Spreads retries.
     """
-    if model.replicas:
-        yield STATIC, BUILD_BY_KIND[STATIC](model.replicas, now, rng)
-    for section in model.discovery:
-        yield section.kind, build(section, now, rng)
+    for section in sections_of(model):
+        yield kind_of(section), build(section, now, rng)

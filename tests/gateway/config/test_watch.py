@@ -69,6 +69,24 @@ def test_a_file_that_is_missing_is_a_problem_and_news_when_it_is_back(tmp_path):
     assert file.look() == b"one"
 
 
+def test_that_a_file_is_lost_is_told_once(tmp_path):
+    path = tmp_path / "f"
+    path.write_bytes(b"one")
+    file = WatchedFile(path, MAX_BYTES)
+
+    def lost():
+        file.look()
+        return file.just_lost
+
+    before = lost()
+    path.unlink()
+    gone = [lost(), lost()]
+    path.write_bytes(b"one")
+    back = lost()
+    path.unlink()
+    assert (before, gone, back, lost()) == (False, [True, False], False, True)
+
+
 def test_no_more_is_read_than_shows_that_it_is_too_much(tmp_path):
     path = tmp_path / "f"
     path.write_bytes(b"x" * 1000)
