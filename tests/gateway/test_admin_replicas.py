@@ -182,7 +182,8 @@ async def test_a_hold_outlives_a_flap_of_the_discovery(replicas, gateways, tmp_p
 
 async def test_a_weight_wins_over_the_configured_one_until_it_is_removed(replicas, gateways, chat):
     one, two = await replicas(says_hello, says_hello)
-    listed = [{"url": one.url, "weight": 3.0}, {"url": two.url}]
+    # With nobody busy, each is drawn in proportion: 20 draws of one in a million.
+    listed = [{"url": one.url, "weight": 3.0}, {"url": two.url, "weight": 1000.0}]
     config = {
         "models": [{"name": "m", "replicas": listed}],
         "policies": {"default": {"kind": "least_loaded"}},
@@ -196,7 +197,7 @@ async def test_a_weight_wins_over_the_configured_one_until_it_is_removed(replica
     assert await went_to(gateway, chat) == {two.name}
     explained = (await gateway.admin.post("/admin/explain", json=chat())).json()
     shown = {c["replica"]: (c["weight"], c["load_cap"]) for c in explained["candidates"]}
-    assert shown == {one.name: (0.001, 1), two.name: (1.0, 8)}
+    assert shown == {one.name: (0.001, 1), two.name: (1000.0, 8)}
     told = (await gateway.admin.delete(url)).json()
     assert (told["weight"], told["configured_weight"]) == (3.0, 3.0)
     lines = [line for line in gateway.log if line["event"] == "operator"]
