@@ -1,0 +1,136 @@
+"""The form of the names that LMCache gives its files, and what one of them tells. Pure.
+
+Two forms share a directory, both `<key>.data` with `@` between the parts and `-SEP-` for `/`:
+
+    in-process     [vllm@]<model>@<world size>@<rank>@<chunk>[@<dtype>][@<layer>|@<tag>%<value>]
+    multiprocess   <model>@0x<kv rank>[@<group>]@<chunk>[@<salt>]
+
+Files that are being written end in `.tmp`, or lie in a directory of their own with the final name.
+
+A janitor deletes what matches here and nothing else, so this is as narrow as LMCache's own writing.
+
+Source:
+    LMCache 0.3.7 to 0.5.6: CacheEngineKey and fs_connector.py (in-process), fs_key_codec.py
+    (multiprocess).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from enum import StrEnum
+
+from routing.value import value
+
+# Before 0.4.1 names began with `vllm@`, and 0.3.7 wrote no dtype. The chunk is a 64-bit integer in
+# hexadecimal: signed where Python's hash() made it.
+_IN_PROCESS = re.compile(
+    r"(?P<old>vllm@)?(?P<model>[^@/]+)@(?P<world>[1-9][0-9]{0,4})@(?P<rank>[0-9]{1,5})"
+    r"@(?P<digest>-?[0-9a-f]{1,16})(?:@(?P<dtype>[a-z][a-z0-9_]*))?"
+    r"(?:@[0-9]{1,5}|(?:@[^@%/]+%[^@/]*)+)?\.data"
+)
+# kv rank: world size, rank, world size and rank on the host, a byte each. Versions before object
+# groups had no such part. A digest has 8 (64-bit hashes) to 64 bytes; blake3's has 32.
+_MULTIPROCESS = re.compile(
+    r"(?P<model>[^@/]+)@0x(?P<world>[0-9a-f]{2})(?P<rank>[0-9a-f]{2})[0-9a-f]{4}"
+    r"(?:@[0-9a-f]{1,8})?@(?P<digest>(?:[0-9a-f]{2}){8,64})(?:@(?P<salt>[^@/]+))?\.data"
+)
+_SLASH = "-SEP-"
+
+
+class Mode(StrEnum):
+    """The two ways in which LMCache runs."""
+
+    IN_PROCESS = "in_process"  # LMCacheConnectorV1, LMCACHE_REMOTE_URL=fs://
+    MULTIPROCESS = "multiprocess"  # LMCacheMPConnector, an LMCache server beside the engine
+
+
+class NameForm(StrEnum):
+    """How in-process names are made, by the LMCache version that began it."""
+
+    CURRENT = "current"  # 0.4.1 and later: model@world@rank@hash@dtype
+    V0_3_9 = "0.3.9"  # vllm@model@world@rank@hash@dtype
+    V0_3_7 = "0.3.7"  # vllm@model@world@rank@hash
+
+
+@value
+class ParsedName:
+    """What one file's name says of the LMCache that wrote it.
+
+    Attributes:
+        mode: Which LMCache.
+        form: In-process only.
+        model: What the engine was started with (`--model`), often a path. Versions before `-SEP-`
+            wrote `-` for `/`, which cannot be turned back.
+        world_size: Ranks that hold a part of each chunk, at least 1.
+        rank: From 0, below the world size.
+        digest: The chunk's hash as the name has it: hexadecimal, with a sign where it has one.
+        dtype: None where the name does not say it.
+        salt: Empty for none.
+    """
+
+    mode: Mode
+    form: NameForm
+    model: str
+    world_size: int
+    rank: int
+    digest: str
+    dtype: str | None = None
+    salt: str = ""
+
+
+def parse_name(file_name: str) -> ParsedName | None:
+    """Return what a file's name says; None where LMCache would not have made it.
+
+    Args:
+        file_name: Without a directory.
+    """
+    found = _MULTIPROCESS.fullmatch(file_name)
+    if found is not None:
+        mode, base, form = Mode.MULTIPROCESS, 16, NameForm.CURRENT
+        dtype, salt = None, found["salt"] or ""
+    else:
+        found = _IN_PROCESS.fullmatch(file_name)
+        if found is None or not (found["dtype"] or found["old"]):
+            return None
+        mode, base, form = Mode.IN_PROCESS, 10, NameForm.CURRENT
+        dtype, salt = found["dtype"], ""
+        if found["old"]:
+            form = NameForm.V0_3_9 if dtype else NameForm.V0_3_7
+    world_size, rank = int(found["world"], base), int(found["rank"], base)
+    if rank >= world_size:
+        return None
+    return ParsedName(
+        mode=mode,
+        form=form,
+        model=found["model"].replace(_SLASH, "/"),
+        world_size=world_size,
+        rank=rank,
+        digest=found["digest"],
+        dtype=dtype,
+        salt=salt,
+    )
+
+
+def sibling_names(file_name: str, parsed: ParsedName) -> Iterator[str]:
+    """Yield the names that the other ranks' parts of the same chunk have.
+
+    A chunk serves nobody when one of them is missing. All lie in one directory, as LMCache chooses
+    among its base paths by the chunk.
+
+    Args:
+        file_name: The name of any part.
+        parsed: What `parse_name` made of it.
+    """
+    ranks = (rank for rank in range(parsed.world_size) if rank != parsed.rank)
+    if parsed.mode is Mode.MULTIPROCESS:
+        head, _, rest = file_name.partition("@0x")
+        host_world = int(rest[4:6], 16) or 1
+        for rank in ranks:
+            # Ranks are dealt to hosts in order, so the rank on the host follows from it.
+            yield f"{head}@0x{rest[:2]}{rank:02x}{rest[4:6]}{rank % host_world:02x}{rest[8:]}"
+        return
+    old = "" if parsed.form is NameForm.CURRENT else "vllm@"
+    model, world, _, tail = file_name.removeprefix(old).split("@", 3)
+    for rank in ranks:
+        yield f"{old}{model}@{world}@{rank}@{tail}"

@@ -1,0 +1,1 @@
+"""`warmroute patch-deployment`: what replicas need for a shared cache, written into their YAML."""
