@@ -8,14 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from gateway.assembly import Parts
-from gateway.config.fleet import ModelConfig
+from gateway.config.fleet import ModelConfig, model_key
 from gateway.config.models import PrepareConfig
-from gateway.models import model_key
-from gateway.prompt.bycode import rendered_by_code
+from gateway.prompt.bycode import MISTRAL, rendered_by_code
 from gateway.prompt.checking import Checker, Told
+from gateway.prompt.loading import ModelTokenizer
 from gateway.prompt.prepare import Preparer
 from gateway.prompt.rendering import Renderer
-from gateway.prompt.tokenizer import PromptTokenizer
 from gateway.prompt.verified import CheckedPrompts, Prompts, ToldPrompts
 from gateway.replicas.registry import Replica
 from gateway.replicas.tokens import ReplicaTokens
@@ -41,7 +40,7 @@ class Prompting:
         self._asking: list[ReplicaTokens] = []
 
     async def prompts(
-        self, model: ModelConfig, tokenizer: PromptTokenizer | None, preparer: Preparer
+        self, model: ModelConfig, tokenizer: ModelTokenizer | None, preparer: Preparer
     ) -> Prompts:
         """Return what prepares a model's prompts.
 
@@ -50,7 +49,7 @@ class Prompting:
             tokenizer: Its tokenizer; None where it has none, or it could not be loaded.
             preparer: Computes what can be computed here.
         """
-        by_code = await self._by_code(model)
+        by_code = await self._by_code(model, tokenizer)
         if tokenizer is None and by_code is None:
             return preparer  # nothing to check, and nothing that a replica would be asked
         key = model_key(model)
@@ -85,12 +84,18 @@ class Prompting:
         for tokens in self._asking:
             tokens.close()
 
-    async def _by_code(self, model: ModelConfig) -> str | None:
-        if model.engine.renderer == "template" or model.tokenizer is None:
-            return _SAID_SO if model.engine.renderer == "replica" else None
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._executor, rendered_by_code, model.tokenizer)
-        return found or (_SAID_SO if model.engine.renderer == "replica" else None)
+    async def _by_code(self, model: ModelConfig, tokenizer: ModelTokenizer | None) -> str | None:
+        renderer = model.engine.renderer
+        says_so = _SAID_SO if renderer == "replica" else None
+        if renderer == "template" or model.tokenizer is None:
+            return says_so
+        found: str | None = MISTRAL
+        if renderer != "mistral":
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(self._executor, rendered_by_code, model.tokenizer)
+        if found == MISTRAL and tokenizer is not None:
+            return says_so  # rendered here, by the engine's own library
+        return found or says_so
 
     @staticmethod
     def _served_name(model: ModelConfig, ready: Callable[[], Sequence[Replica]]) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 HARMONY = "harmony"
+MISTRAL = "mistral"
 
 # Source: vLLM 0.32, renderers/registry and what its configuration chooses by itself.
 _BY_MODEL_TYPE: Mapping[str, str] = MappingProxyType(
@@ -22,8 +23,10 @@ _BY_MODEL_TYPE: Mapping[str, str] = MappingProxyType(
         "inkling": "inkling",
     }
 )
-# With both of these in a model's folder vLLM takes Mistral's own tokenizer and chat format.
-_MISTRAL_FILES = ("params.json", "tekken.json")
+# With weights and tokenizer in Mistral's own format vLLM takes its chat format too. A folder for a
+# gateway has no weights, but the parameters that are beside them.
+_MISTRAL_MODEL = "params.json"
+_MISTRAL_TOKENIZERS = ("tekken.json", "tokenizer.model.v*")
 
 
 def rendered_by_code(source: str) -> str | None:
@@ -35,8 +38,10 @@ def rendered_by_code(source: str) -> str | None:
         source: A local folder, or the id of a model on the hub.
     """
     folder = Path(source)
-    if all((folder / name).is_file() for name in _MISTRAL_FILES):
-        return "mistral"
+    if (folder / _MISTRAL_MODEL).is_file() and any(
+        any(folder.glob(t)) for t in _MISTRAL_TOKENIZERS
+    ):
+        return MISTRAL
     try:
         config: dict[str, Any] = PretrainedConfig.get_config_dict(source)[0]
     except Exception:  # noqa: BLE001 - transformers raises whatever its parts raise

@@ -68,6 +68,7 @@ class ChatRequest:
         add_special_tokens: Whether the tokenizer adds its own to what the template writes.
         lengths: What it says about lengths.
         as_chat: The types of a chat were applied to its messages.
+        template: The chat template that it brings along; None for the model's.
     """
 
     messages: Sequence[Any]
@@ -77,6 +78,7 @@ class ChatRequest:
     add_special_tokens: bool = False
     lengths: Lengths = Lengths()
     as_chat: bool = True
+    template: str | None = None
 
 
 def chat_request(body: Mapping[str, Any], engine: EngineConfig) -> ChatRequest:
@@ -92,7 +94,9 @@ def chat_request(body: Mapping[str, Any], engine: EngineConfig) -> ChatRequest:
     """
     _check_common(body, engine)
     own = own_arguments(body, engine)
-    _check_template(body.get("chat_template"), engine)
+    template = body.get("chat_template")
+    if template is not None and not _is_trusted(template, engine):
+        raise PromptProblem(REFUSED)
     return ChatRequest(
         messages=body["messages"],
         tools=shown_tools(body, engine),
@@ -106,6 +110,7 @@ def chat_request(body: Mapping[str, Any], engine: EngineConfig) -> ChatRequest:
         add_special_tokens=not own.get("tokenize")
         and flag(body, "add_special_tokens", default=False),
         lengths=lengths(body, "max_completion_tokens", "max_tokens"),
+        template=template,
     )
 
 
@@ -142,14 +147,19 @@ def own_arguments(body: Mapping[str, Any], engine: EngineConfig) -> Mapping[str,
         return _NO_ARGUMENTS
     if not isinstance(own, dict) or _TAKEN & own.keys():
         raise PromptProblem(REFUSED)
-    _check_template(own.get("chat_template"), engine)
-    return own
+    template = own.get("chat_template")
+    if template is None:
+        return own
+    if not _is_trusted(template, engine):
+        raise PromptProblem(REFUSED)
+    if engine.chat_template is None:
+        raise PromptProblem("unsupported")
+    # The one of the command line wins over it.
+    return {key: own[key] for key in own if key != "chat_template"}
 
 
-def _check_template(template: Any, engine: EngineConfig) -> None:
-    if template is not None:
-        trusted = engine.trust_request_chat_template and isinstance(template, str)
-        raise PromptProblem("unsupported" if trusted else REFUSED)
+def _is_trusted(template: Any, engine: EngineConfig) -> bool:
+    return engine.trust_request_chat_template and isinstance(template, str)
 
 
 def _turn_arguments(body: Mapping[str, Any]) -> Mapping[str, bool]:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.prompt.body import BodyKind, RequestBody
+from gateway.prompt.loading import ModelTokenizer
 from gateway.prompt.questions import Question
-from gateway.prompt.tokenizer import PromptTokenizer, Tokenized
+from gateway.prompt.tokenizer import Tokenized
 from gateway.prompt.trust import EQUAL, FAILED, SKIPPED, Trust, difference
 from gateway.replicas.tokens import NotTold, ReplicaTokens
 from routing.hashing import unpack_tokens
@@ -57,7 +58,7 @@ class Checker:
     def __init__(
         self,
         model: Callable[[], str | None],
-        tokenizer: PromptTokenizer,
+        tokenizer: ModelTokenizer,
         tokens: ReplicaTokens,
         executor: ThreadPoolExecutor,
         every: int,

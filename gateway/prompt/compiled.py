@@ -63,7 +63,7 @@ class CompiledTemplate:
         compiled = chat_template_utils._compile_jinja_template(reference.source)  # noqa: SLF001 - as said above
         environment = compiled.environment.overlay()
         vars(environment)["getattr"] = _quick_getattr(environment)
-        self._write: Callable[..., str] = environment.from_string(reference.source).render
+        self._write = self._compiled(environment, reference.source)
         self._special_tokens: Mapping[str, Any] = dict(tokenizer.special_tokens_map)
         self._reference = reference
 
@@ -71,7 +71,7 @@ class CompiledTemplate:
         """Return the text of a conversation; see `TextEngine`."""
         given = self._reference.accepted(call)
         if not _is_direct(call.messages, given):
-            return self._reference.render(call)
+            return self._otherwise(call)
         arguments: dict[str, Any] = {"tools": None, "documents": None, **self._special_tokens}
         arguments |= {key: given[key] for key in given if key not in _OPTIONS}
         arguments.setdefault("add_generation_prompt", False)
@@ -79,6 +79,13 @@ class CompiledTemplate:
             return self._write(messages=_messages(call.messages), **arguments)
         except Exception as error:
             raise PromptProblem("template_refused") from error
+
+    def _compiled(self, environment: Environment, source: str) -> Callable[..., str]:
+        return environment.from_string(source).render
+
+    def _otherwise(self, call: ChatCall) -> str:
+        """Write what is not written directly."""
+        return self._reference.render(call)
 
 
 def _quick_getattr(environment: Environment) -> Callable[[Any, str], Any]:

@@ -13,8 +13,10 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
+from itertools import groupby
 from typing import Any, Protocol
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from gateway.prompt.bytecache import ByteCache
@@ -25,8 +27,12 @@ from routing.value import value
 KEPT_BYTES = 3
 # 128 bits of SHA-256: with ids forwarded to the engine, a collision would run another prompt.
 NAME_BYTES = 16
-# What takes 0.5 ms to encode or decode where every character is written in three bytes.
+# What takes 0.5 ms to encode or decode where every character is written in three bytes, or to
+# search for added tokens.
 SLICE_CHARS = 128 * 1024
+# From here on bytes are moved by numpy, which lets go of the interpreter's lock meanwhile; for
+# fewer its preparations take longer than the work.
+_MANY_TOKENS = 16 * 1024
 # Time to tokenize a byte of UTF-8 that was never seen before: Qwen3's tokenizer, one core, text of
 # 4 bytes a token. Only tells what may run on the event loop.
 REFERENCE_BYTE_S = 0.7e-6
@@ -94,10 +100,29 @@ class AddedTokens:
     Attributes:
         pattern: Finds added tokens in UTF-8, the longest where several begin.
         squeezed_by_content: Their ids, squeezed.
+        max_bytes: Length of the longest.
     """
 
     pattern: re.Pattern[bytes]
     squeezed_by_content: Mapping[bytes, bytes]
+    max_bytes: int
+
+    def split(self, whole: bytes) -> list[bytes]:
+        """Return texts and added tokens by turns, without keeping the interpreter's lock long."""
+        if len(whole) <= SLICE_CHARS:
+            return self.pattern.split(whole)
+        contents: list[bytes] = []
+        done = start = 0
+        while start < len(whole):
+            stop = start + SLICE_CHARS
+            # What begins before `stop` is seen to its end.
+            for found in self.pattern.finditer(whole, start, stop + self.max_bytes - 1):
+                if found.start() >= stop:
+                    break
+                contents += (whole[done : found.start()], found[0])
+                done = found.end()
+            start = max(stop, done)
+        return [*contents, whole[done:]]
 
 
 @value
@@ -171,7 +196,7 @@ class Encoder:
         if added is None or (add_special_tokens and self._affixes is None):
             return Pieces(text, add_special_tokens, (whole,), (), (None,), len(whole))
         # Texts and added tokens by turns; a text is empty where two added tokens follow each other.
-        contents = added.pattern.split(whole)
+        contents = added.split(whole)
         kept: list[bytes | None] = [b""] * len(contents)
         kept[1::2] = [added.squeezed_by_content[token] for token in contents[1::2]]
         tag = self._tag
@@ -187,10 +212,7 @@ class Encoder:
         affixes = self._affixes
         if not pieces.names:
             return self._uncut(pieces)
-        kept = list(pieces.kept)
-        if None in kept:
-            self._compute(pieces, kept)
-        packed = unsqueeze(kept)
+        packed = self._packed(pieces)
         if not pieces.add_special_tokens or affixes is None:
             return packed
         return affixes.before + packed + affixes.after
@@ -205,14 +227,20 @@ class Encoder:
             return self._texts.packed((pieces.text,))[0]
         return self._reference.packed_whole(pieces.text, add_special_tokens=True)
 
-    def _compute(self, pieces: Pieces, kept: list[bytes | None]) -> None:
-        new = [number for number, ids in enumerate(kept) if ids is None]
+    def _packed(self, pieces: Pieces) -> bytes:
+        new = [number for number, ids in enumerate(pieces.kept) if ids is None]
+        if not new:
+            return unsqueeze(pieces.kept)
         texts = [from_utf8(pieces.contents[number]) for number in new]
-        squeezed = [squeeze(packed) for packed in self._texts.packed(texts)]
-        for number, ids in zip(new, squeezed, strict=True):
-            kept[number] = ids
+        computed = self._texts.packed(texts)
         names = (pieces.names[number // 2] for number in new)
-        self._cache.put_all(zip(names, squeezed, strict=True))
+        self._cache.put_all(zip(names, map(squeeze, computed), strict=True))
+        # What was computed is not unsqueezed again.
+        left = iter(computed)
+        runs = groupby(pieces.kept, key=lambda ids: ids is None)
+        return b"".join(
+            b"".join(next(left) for _ in run) if is_new else unsqueeze(run) for is_new, run in runs
+        )
 
 
 def utf8(text: str) -> bytes:
@@ -238,7 +266,10 @@ def from_utf8(content: bytes) -> str:
 
 def squeeze(packed: bytes) -> bytes:
     """Return packed little-endian token ids with three bytes for each."""
-    squeezed = bytearray(len(packed) // TOKEN_BYTES * KEPT_BYTES)
+    num_tokens = len(packed) // TOKEN_BYTES
+    if num_tokens >= _MANY_TOKENS:
+        return _moved(packed, TOKEN_BYTES, KEPT_BYTES)
+    squeezed = bytearray(num_tokens * KEPT_BYTES)
     for byte in range(KEPT_BYTES):
         squeezed[byte::KEPT_BYTES] = packed[byte::TOKEN_BYTES]
     return bytes(squeezed)
@@ -247,10 +278,22 @@ def squeeze(packed: bytes) -> bytes:
 def unsqueeze(parts: Iterable[bytes | None]) -> bytes:
     """Return packed token ids of squeezed parts, one after the other."""
     squeezed = b"".join(part for part in parts if part is not None)
-    packed = bytearray(len(squeezed) // KEPT_BYTES * TOKEN_BYTES)
+    num_tokens = len(squeezed) // KEPT_BYTES
+    if num_tokens >= _MANY_TOKENS:
+        return _moved(squeezed, KEPT_BYTES, TOKEN_BYTES)
+    packed = bytearray(num_tokens * TOKEN_BYTES)
     for byte in range(KEPT_BYTES):
         packed[byte::TOKEN_BYTES] = squeezed[byte::KEPT_BYTES]
     return bytes(packed)
+
+
+def _moved(content: bytes, before: int, after: int) -> bytes:
+    """Return token ids of `before` bytes each with `after` bytes each."""
+    source = np.frombuffer(content, np.uint8).reshape(-1, before)
+    target = np.zeros((len(source), after), np.uint8)
+    for byte in range(KEPT_BYTES):
+        target[:, byte] = source[:, byte]
+    return target.tobytes()
 
 
 def added_tokens(tokenizer: PreTrainedTokenizerBase) -> AddedTokens | str:
@@ -270,7 +313,9 @@ def added_tokens(tokenizer: PreTrainedTokenizerBase) -> AddedTokens | str:
     if len(tokenizer) >= 1 << (8 * KEPT_BYTES):
         return "too large a vocabulary"
     contents = {token.content.encode(): i for i, token in tokens.items() if token.content}
+    if not contents:
+        return "no special tokens"
     longest_first = sorted(contents, key=len, reverse=True)
     pattern = re.compile(b"(" + b"|".join(map(re.escape, longest_first)) + b")")
     ids = {content: squeeze(pack_tokens([i])) for content, i in contents.items()}
-    return AddedTokens(pattern, ids)
+    return AddedTokens(pattern, ids, len(longest_first[0]))

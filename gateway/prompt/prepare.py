@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
 from gateway.prompt.body import BodyKind, RequestBody
 from gateway.prompt.keys import BlockKeys
+from gateway.prompt.loading import ModelTokenizer
 from gateway.prompt.problem import PromptProblem
-from gateway.prompt.tokenizer import Begun, PromptTokenizer, Tokenized, given_ids
+from gateway.prompt.tokenizer import Tokenized, given_ids
 from routing.hashing import TOKEN_BYTES, HashSpec, block_keys, max_matched_blocks, pack_tokens
 from routing.types import BlockKey
 from routing.value import value
@@ -91,7 +93,7 @@ class Preparer:
 
     def __init__(
         self,
-        tokenizer: PromptTokenizer | None,
+        tokenizer: ModelTokenizer | None,
         executor: ThreadPoolExecutor,
         timeout_s: float,
         inline_bytes: int,
@@ -136,7 +138,7 @@ class Preparer:
             return without_ids(body, "no_tokenizer")
         job = _Job(tokenizer, body, specs, max_model_len, self._block_keys)
         work: Callable[[], Prompt] = job.run
-        if body.num_bytes < self._inline_bytes and _num_messages(body) <= INLINE_MESSAGES:
+        if body.num_bytes < self._inline_bytes and _is_short(body):
             begun = job.begin()
             if isinstance(begun, Prompt):
                 return begun
@@ -153,7 +155,7 @@ class Preparer:
 
 
 def prepare_now(
-    tokenizer: PromptTokenizer | None,
+    tokenizer: ModelTokenizer | None,
     body: RequestBody,
     specs: Sequence[HashSpec] = (),
     block_keys: BlockKeys | None = None,
@@ -166,7 +168,7 @@ def prepare_now(
 class _Job:
     """One prompt to prepare, in one step or in two."""
 
-    tokenizer: PromptTokenizer | None
+    tokenizer: ModelTokenizer | None
     body: RequestBody
     specs: Sequence[HashSpec]
     max_model_len: int | None
@@ -177,8 +179,8 @@ class _Job:
         begun = self.begin()
         return begun if isinstance(begun, Prompt) else self.finish(begun)
 
-    def begin(self) -> Begun | Prompt:
-        """Render, and look up what is known; a prompt where nothing is left to do."""
+    def begin(self) -> Any:
+        """Render, and look up what is known; a `Prompt` where nothing is left to do."""
         if self.tokenizer is None:
             return self._guarded(self._given)
         try:
@@ -188,11 +190,11 @@ class _Job:
         except Exception:  # noqa: BLE001 - fail open: a template is foreign code
             return without_ids(self.body, "failed")
 
-    def seconds(self, begun: Begun) -> float:
+    def seconds(self, begun: Any) -> float:
         """Return about how long `finish` takes."""
         return 0.0 if self.tokenizer is None else self.tokenizer.seconds(begun)
 
-    def finish(self, begun: Begun) -> Prompt:
+    def finish(self, begun: Any) -> Prompt:
         """Tokenize what is new, and work out the block keys."""
         return self._guarded(partial(self._tokenized, begun))
 
@@ -207,7 +209,7 @@ class _Job:
             return without_ids(self.body, "failed")
         return Prompt(packed, num_tokens, self.body, None, found.whole, found.is_dated, keys)
 
-    def _tokenized(self, begun: Begun) -> Tokenized:
+    def _tokenized(self, begun: Any) -> Tokenized:
         assert self.tokenizer is not None  # noqa: S101 - without one nothing is begun
         return self.tokenizer.finish(begun, self.max_model_len)
 
@@ -220,9 +222,12 @@ class _Job:
         return block_keys(packed, spec) if kept is None else kept.of(packed, spec)
 
 
-def _num_messages(body: RequestBody) -> int:
-    lists = (body.fields.get("messages"), body.fields.get("tools"), body.fields.get("input"))
-    return sum(len(items) for items in lists if isinstance(items, list))
+def _is_short(body: RequestBody) -> bool:
+    """Return whether a body is rendered in no time: few messages, by a template that is known."""
+    fields = body.fields
+    lists = (fields.get("messages"), fields.get("tools"), fields.get("input"))
+    num_messages = sum(len(items) for items in lists if isinstance(items, list))
+    return num_messages <= INLINE_MESSAGES and fields.get("chat_template") is None
 
 
 def without_ids(body: RequestBody, problem: str) -> Prompt:

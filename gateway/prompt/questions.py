@@ -46,7 +46,7 @@ class Question:
 
 def chat_question(model: str, request: ChatRequest) -> Question | None:
     """Return the question about a chat; None where /tokenize cannot answer it."""
-    if request.lengths.truncation is not None:
+    if request.lengths.truncation is not None or request.template is not None:
         return None
     arguments = {**request.own_arguments}
     arguments.update((k, v) for k, v in request.arguments.items() if v is not None)

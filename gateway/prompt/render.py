@@ -15,7 +15,15 @@ from gateway.prompt.problem import REFUSED, PromptProblem
 from gateway.prompt.shapes import is_plain_turn, read_message
 from routing.value import value
 
-__all__ = ["REFUSED", "Conversation", "PromptProblem", "conversation", "fold_developer"]
+__all__ = [
+    "REFUSED",
+    "Conversation",
+    "PromptProblem",
+    "conversation",
+    "first_media",
+    "fold_developer",
+    "read_call",
+]
 
 # What no client writes: it stands where a media part begins, in two spellings. The text that comes
 # out the same with both is what does not depend on the media.
@@ -86,7 +94,7 @@ def conversation(
     if as_chat:
         messages = [read_message(message) for message in messages]
     rendered = [_message(message, keep_parts, as_chat) for message in messages]
-    position = next((i for i, m in enumerate(messages) if _has_media(m)), None)
+    position = first_media(messages)
     if position is None:
         return Conversation(rendered)
     # Where texts are joined, the engine puts media in front of the message's text. Behind the
@@ -97,6 +105,15 @@ def conversation(
         rendered if keep_parts else _replaced(rendered, position, {**here, "content": first}),
         _replaced(rendered, position, {**here, "content": second}),
     )
+
+
+def first_media(messages: Sequence[Any]) -> int | None:
+    """Return the number of the first message with a media part; None for none.
+
+    Raises:
+        PromptProblem: `refused`: a part is nothing that the engine takes.
+    """
+    return next((number for number, each in enumerate(messages) if _has_media(each)), None)
 
 
 def _replaced(
@@ -139,7 +156,7 @@ def _assistant(message: Mapping[str, Any], as_chat: bool) -> dict[str, Any]:
     extra: dict[str, Any] = {}
     calls = message.get("tool_calls")
     if calls:
-        parsed = [_tool_call(call) for call in calls]
+        parsed = [read_call(call) for call in calls]
         extra["tool_calls"] = [_ordered(call) for call in parsed] if as_chat else parsed
     reasoning = message.get("reasoning")
     if reasoning is None:
@@ -241,8 +258,12 @@ def _refuse() -> str:
     raise PromptProblem(REFUSED)
 
 
-def _tool_call(call: Any) -> dict[str, Any]:
-    """Return a tool call with its arguments as the template wants them: read from their JSON."""
+def read_call(call: Any) -> dict[str, Any]:
+    """Return a tool call with its arguments read from their JSON, as templates want them.
+
+    Raises:
+        PromptProblem: `refused`.
+    """
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or call.get("type") != "function":
         raise PromptProblem(REFUSED)

@@ -11,6 +11,7 @@ from gateway.prompt.body import BodyKind, RequestBody
 from gateway.prompt.chat import ChatRequest, Lengths, chat_request, template_arguments
 from gateway.prompt.completion import CompletionPrompt, completion_prompt, forwarded_ids
 from gateway.prompt.messages_api import messages_request
+from gateway.prompt.own_template import OwnTemplates
 from gateway.prompt.problem import REFUSED, PromptProblem
 from gateway.prompt.questions import Question, chat_question, completion_question
 from gateway.prompt.render import conversation, fold_developer
@@ -64,6 +65,7 @@ class Renderer:
         templates: Its chat templates; None where it has none.
         engine: What its engines' command line says.
         num_ids: Ids in the tokenizer's vocabulary; 0 where that is not known.
+        own: Templates that requests may bring along; None where they may not.
         today: The local time. Asked once a request, so that a day does not change within it.
     """
 
@@ -72,11 +74,13 @@ class Renderer:
         templates: Templates | None,
         engine: EngineConfig,
         num_ids: int = 0,
+        own: OwnTemplates | None = None,
         today: Callable[[], datetime] = datetime.now,
     ) -> None:
         self._templates = templates
         self._engine = engine
         self._num_ids = num_ids
+        self._own = own
         self._today = today
         self._text_engines: dict[int, TextEngine] = {}
         self._disabled_effort: str | None = None
@@ -106,7 +110,7 @@ class Renderer:
         """
         if body.kind is BodyKind.COMPLETION:
             return self._completion(completion_prompt(body.fields))
-        request = self._request(body)
+        request = self.request(body)
         ids = forwarded_ids(body.fields) if body.kind is BodyKind.CHAT else None
         if ids is not None and conversation(request.messages, keep_parts=False).marked is None:
             return Rendered(None, ids, False, Lengths())  # they run, and not the messages
@@ -120,7 +124,7 @@ class Renderer:
         """
         if body.kind is BodyKind.COMPLETION:
             return completion_question(model, completion_prompt(body.fields))
-        request = self._request(body)
+        request = self.request(body)
         chat = conversation(request.messages, keep_parts=True, as_chat=request.as_chat)
         if forwarded_ids(body.fields) is not None or chat.marked is not None:
             return None  # of media /tokenize tells how many ids they have, and not which they are
@@ -131,7 +135,12 @@ class Renderer:
             raise PromptProblem(REFUSED)
         return Rendered(prompt.text, prompt.token_ids, prompt.add_special_tokens, prompt.lengths)
 
-    def _request(self, body: RequestBody) -> ChatRequest:
+    def request(self, body: RequestBody) -> ChatRequest:
+        """Return what of a body decides about its prompt; not of a completion's.
+
+        Raises:
+            PromptProblem: The engine will refuse it, or it cannot be read here.
+        """
         fields, engine = body.fields, self._engine
         if body.kind is BodyKind.CHAT:
             return chat_request(fields, engine)
@@ -160,17 +169,18 @@ class Renderer:
             return None
 
     def _chat(self, request: ChatRequest) -> Rendered:
-        template = self._template(request)
+        template, engine = self._template(request)
         chat = conversation(
             request.messages, keep_parts=self._keeps_parts(template), as_chat=request.as_chat
         )
         arguments = template_arguments(request, self._engine)
         if template.is_dated:
             arguments.setdefault(CLOCK, self._today().strftime)
-        text = self._write(template, chat.messages, arguments)
+        text = _written(template, engine, chat.messages, arguments)
         known = text
         if chat.marked is not None:
-            known = _common_beginning(text, self._write(template, chat.marked, arguments))
+            marked = _written(template, engine, chat.marked, arguments)
+            known = _common_beginning(text, marked)
         return Rendered(
             text=known,
             token_ids=None,
@@ -180,23 +190,32 @@ class Renderer:
             is_dated=template.is_dated,
         )
 
-    def _template(self, request: ChatRequest) -> ChatTemplate:
+    def _template(self, request: ChatRequest) -> tuple[ChatTemplate, TextEngine]:
+        if request.template is not None:
+            if self._own is None:
+                raise PromptProblem("unsupported")
+            own = self._own.get(request.template)
+            return own.template, own.engine
         if self._templates is None:
             raise PromptProblem("no_chat_template")
-        return self._templates.plain if request.tools is None else self._templates.with_tools
+        template = self._templates.plain if request.tools is None else self._templates.with_tools
+        return template, self._text_engines.get(id(template), template)
 
     def _keeps_parts(self, template: ChatTemplate) -> bool:
         if self._engine.content_format == "auto":
             return template.keeps_parts
         return self._engine.content_format == "openai"
 
-    def _write(
-        self, template: ChatTemplate, messages: list[dict[str, Any]], arguments: Mapping[str, Any]
-    ) -> str:
-        if not template.knows_developer:
-            messages = fold_developer(messages)
-        engine: TextEngine = self._text_engines.get(id(template), template)
-        return engine.render(ChatCall(messages, arguments))
+
+def _written(
+    template: ChatTemplate,
+    engine: TextEngine,
+    messages: list[dict[str, Any]],
+    arguments: Mapping[str, Any],
+) -> str:
+    if not template.knows_developer:
+        messages = fold_developer(messages)
+    return engine.render(ChatCall(messages, arguments))
 
 
 def _common_beginning(one: str, other: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, Protocol
 
 import jinja2
@@ -80,7 +81,11 @@ class ChatTemplate:
         self.keeps_parts = iterates_parts(parsed)
         self.knows_developer = '"developer"' in source or "'developer'" in source
         self.is_dated = CLOCK in variables
-        self.wants_system_first = _wants_system_first(source)
+
+    @cached_property
+    def wants_system_first(self) -> bool:
+        """Whether it refuses a system message behind another. Renders: not for foreign ones."""
+        return _wants_system_first(self.source)
 
     def accepted(self, call: ChatCall) -> dict[str, Any]:
         """Return those of a call's arguments that the engine hands on."""

@@ -16,6 +16,7 @@ from gateway.prompt.chat import Lengths
 from gateway.prompt.compiled import proven_template
 from gateway.prompt.completion import given_ids
 from gateway.prompt.encoder import Encoder, Pieces
+from gateway.prompt.own_template import OwnTemplates
 from gateway.prompt.problem import REFUSED, PromptProblem
 from gateway.prompt.proof import Proven, proven_encoder
 from gateway.prompt.rendering import Rendered, Renderer, Templates
@@ -96,9 +97,9 @@ class PromptTokenizer:
         self.proven = Proven(Encoder(tokenizer), "", "") if proven is None else proven
         self._encoder = self.proven.encoder
         engine = EngineConfig() if engine is None else engine
-        self.renderer = Renderer(
-            _templates(tokenizer, engine.chat_template), engine, len(tokenizer)
-        )
+        own = OwnTemplates(tokenizer) if engine.trust_request_chat_template else None
+        templates = _templates(tokenizer, engine.chat_template)
+        self.renderer = Renderer(templates, engine, len(tokenizer), own)
         self.is_direct = True
         for template in self.renderer.templates:
             direct = proven_template(tokenizer, template)
@@ -148,6 +149,15 @@ class PromptTokenizer:
             "fastokens": self.proven.not_faster is None,
             "segments": self.proven.not_kept is None,
             "template": self.is_direct,
+        }
+
+    @property
+    def facts(self) -> Mapping[str, str | bool]:
+        """What the log says about how it tokenizes."""
+        return {
+            "faster": self.proven.not_faster or "yes",
+            "keeps_segments": self.proven.not_kept or "yes",
+            "direct_template": self.is_direct,
         }
 
     def token_ids(self, body: RequestBody) -> list[int]:

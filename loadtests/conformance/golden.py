@@ -92,6 +92,8 @@ _PARTS: Final[Mapping[str, Any]] = {
     "trust_request_chat_template": True,
 }
 
+_MISTRAL: Final[Mapping[str, Any]] = {"tokenizer_mode": "mistral"}
+
 SETUPS: Final = (
     Setup("qwen3", "tools", _TOOLS),
     Setup("qwen3", "plain", {}),
@@ -99,6 +101,8 @@ SETUPS: Final = (
     Setup("smollm2", "plain", {}),
     Setup("smollm2", "parts", _PARTS),
     Setup("smollm2", "tools", _TOOLS),
+    Setup("tekken3", "mistral", {**_MISTRAL, **_TOOLS, "tool_call_parser": "mistral"}),
+    Setup("tekken13", "mistral", _MISTRAL),
 )
 """All recordings."""
 

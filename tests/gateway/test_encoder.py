@@ -1,6 +1,7 @@
 """Token ids by short cuts are those of the reference, and block keys those of the whole prompt."""
 
 import json
+import re
 from random import Random
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ import gateway.prompt.encoder as encoding
 import gateway.prompt.keys as keeping
 from gateway.prompt.body import BodyKind, read_body
 from gateway.prompt.bytecache import ByteCache
-from gateway.prompt.encoder import Encoder, squeeze, unsqueeze
+from gateway.prompt.encoder import AddedTokens, Encoder, squeeze, unsqueeze
 from gateway.prompt.fast import FastTokenizer
 from gateway.prompt.keys import BlockKeys
 from gateway.prompt.prepare import prepare_now
@@ -36,6 +37,10 @@ def loaded(request):
     return SimpleNamespace(
         tokenizer=tokenizer, cache=cache, proven=proven_encoder(tokenizer, cache)
     )
+
+
+# One token is the beginning of another.
+ADDED = AddedTokens(re.compile(b"(<<a>>|<<a)"), {}, max_bytes=5)
 
 
 def whole(tokenizer, text, *, add=False):
@@ -87,6 +92,15 @@ def test_long_texts_are_converted_in_slices(text):
         patch.setattr(encoding, "SLICE_CHARS", 4)
         assert encoding.utf8(text) == text.encode()
         assert encoding.from_utf8(text.encode()) == text
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from([b"<<a>>", b"<<a", b"a>>", b"<", b"xyz"]), max_size=40))
+def test_long_texts_are_cut_at_the_same_tokens_in_slices(parts):
+    text = b"".join(parts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoding, "SLICE_CHARS", 4)
+        assert ADDED.split(text) == ADDED.pattern.split(text)
 
 
 def test_the_same_text_is_another_one_for_another_tokenizer():
@@ -181,7 +195,12 @@ def test_a_faster_tokenizer_that_fails_on_a_text_leaves_it_to_the_reference():
 @given(st.lists(st.lists(st.integers(0, 2**24 - 1), max_size=20), max_size=5))
 def test_squeezed_ids_come_back(lists):
     packed = [pack_tokens(ids) for ids in lists]
-    assert unsqueeze(map(squeeze, packed)) == b"".join(packed)
+    squeezed = list(map(squeeze, packed))
+    assert unsqueeze(squeezed) == b"".join(packed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoding, "_MANY_TOKENS", 1)  # by numpy, as long lists are
+        assert list(map(squeeze, packed)) == squeezed
+        assert unsqueeze(squeezed) == b"".join(packed)
 
 
 @pytest.mark.parametrize("num_tokens", [0, 3, 4, 63, 64, 65, 128, 500])

@@ -19,12 +19,12 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from gateway.cli import GC_NEW_OBJECTS
 from gateway.prompt.body import BodyKind, RequestBody, read_body
 from gateway.prompt.bytecache import ByteCache
 from gateway.prompt.keys import BlockKeys
 from gateway.prompt.prepare import Prompt, prepare_now
 from gateway.prompt.tokenizer import PromptTokenizer
+from gateway.serving import GC_NEW_OBJECTS
 from routing.hashing import HashSpec, block_keys, max_matched_blocks, pack_tokens
 
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,138 @@
+"""What `forward_token_ids` costs a gateway, and what it saves an engine.
+
+    python tests/measure/forwarding.py [--requests 60] [--tokenizer FOLDER]
+
+Run by `make measure-prompts`. The engine's side is what vLLM does with the same body: transformers
+renders and tokenizes the whole prompt, or json reads the ids. Prints a table and writes
+build/forwarding.json. There is no goal: the figures say when the option is worth it.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import httpx
+from transformers import AutoTokenizer
+
+from gateway.prompt.forwarding import splice_token_ids
+from routing.hashing import pack_tokens
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from loadtests.bench.cpu import cpu_s  # noqa: E402 - found behind the line above
+from tests.support.processes import gateway_process  # noqa: E402
+from tests.support.simulators import running_replica  # noqa: E402
+
+TOKENIZERS = (ROOT / "tests/data/tokenizers/qwen3", ROOT / "loadtests/demo_model")
+CHAT = "/v1/chat/completions"
+NUM_TOKENS = 8000
+NUM_TURNS = 8
+SEED = 7
+
+
+def chats(rng: Random, count: int, num_chars: int) -> list[bytes]:
+    """Return bodies of chats that share nothing."""
+    words = ["".join(rng.choices("etaoinshrdlucm", k=rng.randint(2, 9))) for _ in range(4000)]
+    bodies = []
+    for _ in range(count):
+        messages = []
+        for turn in range(NUM_TURNS):
+            text, length = [], 0
+            while length < num_chars // NUM_TURNS:
+                text.append(rng.choice(words))
+                length += len(text[-1]) + 1
+            messages.append({"role": ("user", "assistant")[turn % 2], "content": " ".join(text)})
+        messages = messages[:-1]  # a question comes last
+        fields = {"model": "demo-model", "max_tokens": 1, "messages": messages}
+        bodies.append(json.dumps(fields).encode())
+    return bodies
+
+
+async def cpu_ms(folder: Path, bodies: list[bytes], *, forward: bool) -> tuple[float, float]:
+    """Return CPU time a request of the gateway and of the simulated engine."""
+    flags = ("--tokenizer", str(folder), "--speed", "100", "--max-model-len", "32768")
+    with running_replica(*flags) as engine, tempfile.TemporaryDirectory() as work:
+        model = {
+            "name": "demo-model",
+            "tokenizer": str(folder),
+            "forward_token_ids": forward,
+            "replicas": [{"url": engine.url}],
+        }
+        prepare = {"check_every": 0, "timeout_s": 5.0}
+        config = {"models": [model], "prepare": prepare}
+        async with (
+            gateway_process(Path(work), config) as gateway,
+            httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=60) as client,
+        ):
+            pids = ([gateway.process.pid], [engine.process.pid])
+            await _send(client, bodies[:5])
+            before = [cpu_s(pid) for pid in pids]
+            await _send(client, bodies[5:])
+            spent = [cpu_s(pid) - start for pid, start in zip(pids, before, strict=True)]
+    ours, theirs = (1e3 * seconds / len(bodies[5:]) for seconds in spent)
+    return ours, theirs
+
+
+async def _send(client: httpx.AsyncClient, bodies: list[bytes]) -> None:
+    headers = {"content-type": "application/json"}
+    for body in bodies:
+        answer = await client.post(CHAT, content=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+
+
+def p50_ms(work: Callable[[bytes], object], bodies: list[bytes]) -> float:
+    times = []
+    for body in bodies:
+        started = time.perf_counter()
+        work(body)
+        times.append(time.perf_counter() - started)
+    return 1e3 * statistics.median(times)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--requests", type=int, default=60)
+    parser.add_argument("--tokenizer", type=Path, help="a folder; default: Qwen3's where it is")
+    given = parser.parse_args()
+    folder = given.tokenizer or next(f for f in TOKENIZERS if (f / "tokenizer.json").is_file())
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def ids(body: bytes) -> list[int]:
+        messages = json.loads(body)["messages"]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    rng = Random(SEED)
+    [sample] = chats(rng, 1, 20_000)
+    bodies = chats(rng, given.requests + 5, 20_000 * NUM_TOKENS // len(ids(sample)))
+    spliced = [splice_token_ids(body, pack_tokens(ids(body))) for body in bodies]
+    found = {
+        "tokenizer": folder.name,
+        "tokens": round(statistics.mean(len(ids(body)) for body in bodies)),
+        "body_bytes": round(statistics.mean(map(len, bodies))),
+        "spliced_bytes": round(statistics.mean(map(len, spliced))),
+        "engine_tokenizes_ms": p50_ms(ids, bodies),
+        "engine_reads_ids_ms": p50_ms(json.loads, spliced),
+    }
+    for name, forward in (("plain", False), ("forwarded", True)):
+        ours, theirs = asyncio.run(cpu_ms(folder, bodies, forward=forward))
+        found |= {f"gateway_cpu_ms_{name}": ours, f"simulator_cpu_ms_{name}": theirs}
+    for name, figure in found.items():
+        print(
+            f"{name:28} {figure:>12.2f}" if isinstance(figure, float) else f"{name:28} {figure:>12}"
+        )
+    (ROOT / "build").mkdir(exist_ok=True)
+    (ROOT / "build/forwarding.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
