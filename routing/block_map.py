@@ -94,6 +94,14 @@ class BlockMap:
         get, mask = self._mask_by_key[tier].get, self._mask_by_bit[bit]
         return {key for key in keys if get(key, 0) & mask}
 
+    def is_held(self, key: BlockKey) -> bool:
+        """Return whether anybody was reported to hold a block, in any tier."""
+        return any(key in mask_by_key for mask_by_key in self._mask_by_key.values())
+
+    def in_pool(self, keys: Sequence[BlockKey]) -> Set[BlockKey]:
+        """Return which of some keys the shared pool was reported to hold."""
+        return self._mask_by_key[Tier.L2].keys() & keys
+
     def remove(self, replica: ReplicaId, keys: Sequence[BlockKey], tier: Tier) -> None:
         """Record that a replica no longer holds blocks in one tier; other tiers stay as they are.
 

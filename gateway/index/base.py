@@ -19,11 +19,14 @@ class Prediction:
     Attributes:
         keys: Blocks that the replica was not predicted to hold before.
         until: Monotonic seconds; void from then on.
+        prompt: All blocks of the prompt, which `keys` are the end of; empty where the index can do
+            without.
     """
 
     replica: ReplicaId
     keys: Sequence[BlockKey]
     until: float
+    prompt: Sequence[BlockKey] = ()
 
 
 class PrefixIndex(Protocol):
@@ -48,8 +51,22 @@ class PrefixIndex(Protocol):
         """
         ...
 
-    def store(self, replica: ReplicaId, keys: Sequence[BlockKey], tier: Tier) -> None:
-        """Record blocks that a replica reported as stored."""
+    def store(
+        self,
+        replica: ReplicaId,
+        keys: Sequence[BlockKey],
+        tier: Tier,
+        parents: Sequence[BlockKey | None],
+    ) -> None:
+        """Record blocks that a replica reported as stored.
+
+        Args:
+            replica: Which one.
+            keys: Its blocks.
+            tier: Where they are.
+            parents: By block the one before it in its prompt, None where it begins one; empty for
+                blocks that are in another tier of the same replica already.
+        """
         ...
 
     def remove(self, replica: ReplicaId, keys: Sequence[BlockKey], tier: Tier) -> None:
@@ -65,7 +82,12 @@ class PrefixIndex(Protocol):
         ...
 
     def predict(
-        self, replica: ReplicaId, keys: Sequence[BlockKey], ttl_s: float, max_blocks: int | None
+        self,
+        replica: ReplicaId,
+        keys: Sequence[BlockKey],
+        ttl_s: float,
+        max_blocks: int | None,
+        num_held: int,
     ) -> Prediction:
         """Record that a prompt was just sent to a replica.
 
@@ -75,6 +97,7 @@ class PrefixIndex(Protocol):
             ttl_s: How long that counts, where nothing confirms it.
             max_blocks: What the replica's cache has room for: of more predictions than that, the
                 least recently used are void. None where it is not known.
+            num_held: Leading blocks that the decision found there: what others need not be told.
         """
         ...
 

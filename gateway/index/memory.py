@@ -13,15 +13,14 @@ class MemoryIndex:
     """A `PrefixIndex` over `routing.block_map.BlockMap`.
 
     Args:
-        max_blocks: Different blocks a tier at most.
-        max_predicted: Predicted (block, replica) pairs at most.
+        blocks: The map, empty.
         now: Monotonic seconds.
     """
 
     waits = False
 
-    def __init__(self, max_blocks: int, max_predicted: int, now: Callable[[], float]) -> None:
-        self._blocks = BlockMap(max_blocks, max_predicted)
+    def __init__(self, blocks: BlockMap, now: Callable[[], float]) -> None:
+        self._blocks = blocks
         self._now = now
 
     async def lookup(
@@ -35,7 +34,13 @@ class MemoryIndex:
             found |= self._blocks.longest_prefix(keys, block_size, now)
         return found
 
-    def store(self, replica: ReplicaId, keys: Sequence[BlockKey], tier: Tier) -> None:
+    def store(
+        self,
+        replica: ReplicaId,
+        keys: Sequence[BlockKey],
+        tier: Tier,
+        parents: Sequence[BlockKey | None] = (),  # noqa: ARG002 - a key says all about its prefix
+    ) -> None:
         """Record stored blocks."""
         self._blocks.store(replica, keys, tier)
 
@@ -52,7 +57,12 @@ class MemoryIndex:
         return self._blocks.held(replica, keys, tier)
 
     def predict(
-        self, replica: ReplicaId, keys: Sequence[BlockKey], ttl_s: float, max_blocks: int | None
+        self,
+        replica: ReplicaId,
+        keys: Sequence[BlockKey],
+        ttl_s: float,
+        max_blocks: int | None,
+        num_held: int = 0,  # noqa: ARG002 - there is nobody to tell
     ) -> Prediction:
         """Record a prediction."""
         until = self._now() + ttl_s

@@ -11,10 +11,14 @@ does not hold up the requests beside it (gateway/kvevents/turns.py).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import msgspec
 
+from gateway.kvevents.longlists import packed_in_pieces
 from routing.hashing import pack_tokens
 from routing.value import value
 
@@ -43,6 +47,9 @@ _STORED_FIELDS = (
     "kv_cache_spec_kind",
 )
 _REMOVED_FIELDS = ("block_hashes", "medium", "group_idx")
+_NAMES: Mapping[str, Sequence[str]] = MappingProxyType(
+    {"BlockStored": _STORED_FIELDS, "BlockRemoved": _REMOVED_FIELDS}
+)
 
 
 @value
@@ -89,34 +96,57 @@ class AllCleared:
 
 Event = BlocksStored | BlocksRemoved | AllCleared
 
+
+class Pause(Enum):
+    """Between two parts of the work on one large event."""
+
+    HERE = "here"
+
+
+# Bytes that are looked through, or decoded, in 0.3 to 0.8 ms: an event of 27,000 tokens. Longer
+# ones are rare: a whole long prompt that an engine reports again, an offload of a whole cache.
+LARGE_BYTES = 128 * 1024
 # Engines send a removal for each block; so many of them in a row are one event of ours.
 _MAX_MERGED = 128
-_BATCH = msgspec.msgpack.Decoder(list[msgspec.Raw])
+
+
+class _Batch(msgspec.Struct, array_like=True):
+    """What is read of a batch, in one look through it; more members are passed over."""
+
+    timestamp: msgspec.Raw
+    events: list[msgspec.Raw]
+
+
+_BATCH = msgspec.msgpack.Decoder(_Batch)
+_LIST = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_FIELDS = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+_NOTHING = msgspec.Raw(b"\xc0")
+_Named = TypeVar("_Named", BlocksStored, BlocksRemoved)
 
 
 class BatchUnreadable(Exception):
     """The payload is not a batch at all."""
 
 
-def batch_events(payload: bytes) -> Iterator[Event | None]:
+def batch_events(payload: bytes) -> Iterator[Event | Pause | None]:
     """Return the events of `[timestamp, events, data_parallel_rank]`, decoded one by one.
 
     Returns:
-        In order, removals that follow each other as one; None for an event that could not be read
-        or is of an unknown type.
+        In order, removals that follow each other as one, and long ones as several; None for an
+        event that could not be read or is of an unknown type. Between two items is less than 2 ms
+        of work, whatever the size of an event.
 
     Raises:
         BatchUnreadable: Not msgpack, or not of that shape.
     """
     try:
-        members = _BATCH.decode(payload)
-        raw_events = _BATCH.decode(members[1])
-    except (msgspec.DecodeError, UnicodeDecodeError, IndexError, RecursionError) as error:
+        batch = _BATCH.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BatchUnreadable("not a batch of events") from error
-    return _merged(_decoded(raw_events))
+    return _merged(_decoded(batch.events))
 
 
-def _merged(events: Iterable[Event | None]) -> Iterator[Event | None]:
+def _merged(events: Iterable[Event | Pause | None]) -> Iterator[Event | Pause | None]:
     """Make one removal of those that follow each other: half the work on a full cache."""
     handles: list[Handle] = []
     last: BlocksRemoved | None = None
@@ -130,26 +160,60 @@ def _merged(events: Iterable[Event | None]) -> Iterator[Event | None]:
             handles += event.hashes
             continue
         if last is not None:
-            yield BlocksRemoved(handles, last.medium, last.group)
+            yield from _cut(last, handles)
             last = None
         if isinstance(event, BlocksRemoved):
             last, handles = event, list(event.hashes)
+        elif isinstance(event, BlocksStored) and not event.packed_tokens:
+            yield from _cut(event, event.hashes)
         else:
             yield event
     if last is not None:
-        yield BlocksRemoved(handles, last.medium, last.group)
+        yield from _cut(last, handles)
 
 
-def _decoded(raw_events: Iterable[msgspec.Raw]) -> Iterator[Event | None]:
+def _cut(event: _Named, hashes: Sequence[Handle]) -> Iterator[_Named]:
+    """Yield an event that only names blocks, in parts that take 0.5 ms each."""
+    for start in range(0, max(1, len(hashes)), _MAX_MERGED):
+        yield replace(event, hashes=hashes[start : start + _MAX_MERGED])
+
+
+def _decoded(raw_events: Iterable[msgspec.Raw]) -> Iterator[Event | Pause | None]:
     for raw in raw_events:
         try:
-            yield _event(msgspec.msgpack.decode(raw))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            if len(memoryview(raw)) > LARGE_BYTES:
+                yield from _large(bytes(raw))
+            else:
+                yield _event(*_fields(msgspec.msgpack.decode(raw)))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
             yield None
 
 
-def _event(raw: Any) -> Event | None:
-    kind, fields = _fields(raw)
+def _large(raw: bytes) -> Iterator[Event | Pause | None]:
+    """Decode a large event part by part; nearly all of one are token ids."""
+    yield Pause.HERE
+    kind, parts = _raw_fields(raw)
+    yield Pause.HERE
+    packed = bytearray()
+    for piece in packed_in_pieces(bytes(parts.pop("token_ids", _NOTHING))):
+        packed += piece
+        yield Pause.HERE
+    fields = {name: msgspec.msgpack.decode(part) for name, part in parts.items()}
+    yield _event(kind, {**fields, "token_ids": bytes(packed)})
+
+
+def _raw_fields(raw: bytes) -> tuple[Any, dict[str, msgspec.Raw]]:
+    """Return an event's type and its other fields, which are not decoded yet."""
+    try:
+        by_name = _FIELDS.decode(raw)
+    except msgspec.DecodeError:
+        first, *parts = _LIST.decode(raw)
+        kind = msgspec.msgpack.decode(first)
+        return kind, dict(zip(_NAMES.get(kind, ()), parts, strict=False))
+    return msgspec.msgpack.decode(by_name.pop("type", _NOTHING)), by_name
+
+
+def _event(kind: Any, fields: Mapping[str, Any]) -> Event | None:
     try:
         if kind == "BlockStored":
             return _stored(fields)
@@ -164,8 +228,7 @@ def _fields(raw: Any) -> tuple[Any, Mapping[str, Any]]:
     if isinstance(raw, dict):
         return raw.get("type"), raw
     if isinstance(raw, list) and raw:
-        names = {"BlockStored": _STORED_FIELDS, "BlockRemoved": _REMOVED_FIELDS}.get(raw[0], ())
-        return raw[0], dict(zip(names, raw[1:], strict=False))
+        return raw[0], dict(zip(_NAMES.get(raw[0], ()), raw[1:], strict=False))
     return None, {}
 
 
@@ -174,7 +237,7 @@ def _stored(fields: Mapping[str, Any]) -> BlocksStored:
     return BlocksStored(
         hashes=_hashes(fields["block_hashes"]),
         parent=None if parent is None else _handle(parent),
-        packed_tokens=pack_tokens(fields["token_ids"] or ()),
+        packed_tokens=_packed(fields["token_ids"]),
         block_size=int(fields["block_size"]),
         medium=_text(fields.get("medium")),
         lora_name=_text(fields.get("lora_name")),
@@ -182,6 +245,11 @@ def _stored(fields: Mapping[str, Any]) -> BlocksStored:
         group=_group(fields.get("group_idx")),
         spec_kind=_text(fields.get("kv_cache_spec_kind")),
     )
+
+
+def _packed(token_ids: Any) -> bytes:
+    """Return token ids packed, if they are not already."""
+    return token_ids if isinstance(token_ids, bytes) else pack_tokens(token_ids or ())
 
 
 def _removed(fields: Mapping[str, Any]) -> BlocksRemoved:

@@ -12,7 +12,7 @@ import zmq
 import zmq.asyncio
 
 from gateway.engines import vllm
-from gateway.kvevents.decode import AllCleared, BatchUnreadable, Event, batch_events
+from gateway.kvevents.decode import AllCleared, BatchUnreadable, Event, Pause, batch_events
 from gateway.kvevents.sequence import Sequence, Step
 from gateway.kvevents.translate import Change, Translator
 from gateway.kvevents.turns import Turns
@@ -210,6 +210,11 @@ class KvEventStream:
             self.counts.unreadable += 1
             return
         for event in events:
+            yield  # also where nothing changes: reading took its time
+            if self._num_lives != life:
+                return
+            if isinstance(event, Pause):
+                continue
             if event is None:
                 self.counts.skipped_events += 1
                 continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import field
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
@@ -31,10 +32,16 @@ _MAX_NEW_BEGINNINGS = 2048
 
 @value
 class Stored:
-    """The replica now holds these blocks."""
+    """The replica now holds these blocks.
+
+    Attributes:
+        parents: By block the one before it in its prompt, None where it begins one; empty where
+            the replica holds them in another tier already.
+    """
 
     keys: Sequence[BlockKey]
     tier: Tier
+    parents: Sequence[BlockKey | None] = field(default=(), compare=False)
 
 
 @value
@@ -201,14 +208,21 @@ class Translator:
             own = {number - start: extra for number, extra in extras.items() if number >= start}
             packed = event.packed_tokens[start * step : end * step]
             keys = block_keys(packed, spec, parent=parent, extras=own)
+            parents = [parent, *keys[:-1]]
             parent = keys[-1]
             named = list(zip(event.hashes[start:end], keys, strict=True))
             if gone:
-                named = [(handle, key) for handle, key in named if handle not in gone]
-            yield from self._note(named, tier, is_first=event.parent is None)
+                left = [n for n, (handle, _) in enumerate(named) if handle not in gone]
+                named, parents = [named[n] for n in left], [parents[n] for n in left]
+            yield from self._note(named, tier, parents, is_first=event.parent is None)
 
     def _note(
-        self, named: Sequence[tuple[Handle, BlockKey]], tier: Tier, *, is_first: bool
+        self,
+        named: Sequence[tuple[Handle, BlockKey]],
+        tier: Tier,
+        parents: Sequence[BlockKey | None],
+        *,
+        is_first: bool,
     ) -> Iterator[Stored | Removed]:
         """Remember blocks by their names; `is_first` where they begin a prompt."""
         known = self._key_by_handle[tier]
@@ -230,7 +244,7 @@ class Translator:
             handles = [handle for handle, _ in fresh]
             self._beginnings[-1] += handles
             self._new_beginnings.update(handles)
-        yield Stored([key for _, key in named], tier)
+        yield Stored([key for _, key in named], tier, parents)
 
     def _note_again(self, handle: Handle, tier: Tier, *, is_first: bool) -> None:
         """Count a further copy of a block, unless the engine just says again that it has it.
@@ -259,7 +273,7 @@ class Translator:
             elif known.get(handle) is None:
                 named.append((handle, key))
         if named:
-            yield from self._note(named, tier, is_first=False)
+            yield from self._note(named, tier, (), is_first=False)
 
     def _adopt(self, parents: Sequence[Handle], now: float) -> Iterator[Change]:
         orphans = self._orphans.take(parents, now)

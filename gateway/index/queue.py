@@ -1,0 +1,115 @@
+"""What waits to be written, by segment and in order. Pure."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from routing.types import BlockKey, Tier
+from routing.value import value
+
+# Blocks that one run of the script changes, at most: about 5 ms of the server's time.
+MAX_CALL_BLOCKS = 1000
+_HEAD = struct.Struct("<cBHQ")
+_BEGINS = 0  # in the place of a parent: the block begins its segment
+
+
+@value
+class Write:
+    """Changes of what one life holds of one segment, in order.
+
+    Attributes:
+        anchor: Names the segment.
+        num_blocks: How many blocks the changes name.
+        packed: As the script reads them.
+    """
+
+    life: int
+    anchor: BlockKey
+    num_blocks: int
+    packed: bytes
+
+
+@dataclass(slots=True)
+class _Waiting:
+    num_blocks: int = 0
+    parts: list[tuple[int, bytes]] = field(default_factory=list)
+
+
+class WriteQueue:
+    """Changes of blocks, joined by segment."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[int, BlockKey], _Waiting] = {}
+        self.num_blocks = 0
+
+    def store(
+        self,
+        life: int,
+        anchor: BlockKey,
+        parent: BlockKey | None,
+        keys: Sequence[BlockKey],
+        tier: Tier,
+    ) -> None:
+        """Add that a life holds blocks that follow each other, the first one `parent`."""
+        self._add(life, anchor, keys, b"S", parent or _BEGINS, tier)
+
+    def remove(self, life: int, anchor: BlockKey, keys: Sequence[BlockKey], tier: Tier) -> None:
+        """Add that a life no longer holds blocks of a segment."""
+        self._add(life, anchor, keys, b"R", _BEGINS, tier)
+
+    def drop(self, life: int) -> int:
+        """Forget all changes of a life; how many blocks they name."""
+        gone = [key for key in self._waiting if key[0] == life]
+        num_blocks = sum(self._waiting.pop(key).num_blocks for key in gone)
+        self.num_blocks -= num_blocks
+        return num_blocks
+
+    def take(self, max_blocks: int, max_writes: int) -> list[Write]:
+        """Take out what came first, up to some blocks and writes, or one segment's."""
+        taken: list[Write] = []
+        while self._waiting and max_blocks > 0 and len(taken) < max_writes:
+            (life, anchor), waiting = next(iter(self._waiting.items()))
+            del self._waiting[life, anchor]
+            self.num_blocks -= waiting.num_blocks
+            max_blocks -= waiting.num_blocks
+            taken += _in_calls(life, anchor, waiting)
+        return taken
+
+    def _add(
+        self,
+        life: int,
+        anchor: BlockKey,
+        keys: Sequence[BlockKey],
+        kind: bytes,
+        parent: int,
+        tier: Tier,
+    ) -> None:
+        waiting = self._waiting.get((life, anchor))
+        if waiting is None:
+            waiting = self._waiting[life, anchor] = _Waiting()
+        for start in range(0, len(keys), MAX_CALL_BLOCKS):
+            some = keys[start : start + MAX_CALL_BLOCKS]
+            if start:
+                parent = keys[start - 1] if kind == b"S" else _BEGINS
+            # The pool is a life of its own, which has one tier.
+            head = _HEAD.pack(kind, tier is Tier.L1, len(some), parent)
+            waiting.parts.append((len(some), head + array("Q", some).tobytes()))
+        waiting.num_blocks += len(keys)
+        self.num_blocks += len(keys)
+
+
+def _in_calls(life: int, anchor: BlockKey, waiting: _Waiting) -> Iterator[Write]:
+    """Yield a segment's changes in pieces that one run may have."""
+    num_blocks = 0
+    packed: list[bytes] = []
+    for number, part in waiting.parts:
+        if packed and num_blocks + number > MAX_CALL_BLOCKS:
+            yield Write(life, anchor, num_blocks, b"".join(packed))
+            num_blocks, packed = 0, []
+        num_blocks += number
+        packed.append(part)
+    if packed:
+        yield Write(life, anchor, num_blocks, b"".join(packed))

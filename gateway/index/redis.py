@@ -1,0 +1,211 @@
+"""The index of several gateways: what is known here, and in Redis what the others know."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+
+from gateway.index.base import Prediction
+from gateway.index.lives import Lives
+from gateway.index.predicting import Predicting
+from gateway.index.reading import POOL, Reader, Runs
+from gateway.index.writing import Writer
+from gateway.observability.index_metrics import SharedIndexMetrics
+from gateway.observability.logging import EventLog
+from gateway.redis.errors import LinkError
+from gateway.redis.link import RedisLink
+from routing.block_map import BlockMap
+from routing.types import BlockKey, PrefixMatch, ReplicaId, Tier
+
+# Of the look-up's deadline: the rest is for what is known here, which is there at once and must
+# not be lost with it.
+_SHARE_OF_DEADLINE = 0.8
+
+
+class RedisIndex:
+    """A `PrefixIndex` over a map of its own and Redis. Made inside the running event loop.
+
+    The map is the truth of replicas whose events come in here, and it is asked first: a gateway
+    that is alone and follows all replicas never reads Redis. Of other replicas it knows only what
+    this gateway predicted.
+
+    Args:
+        link: The way to Redis.
+        lives: Which entries count, and which of them this gateway writes.
+        blocks: Its own map, empty.
+        timeout_s: Returns the seconds that a look-up may take.
+        entry_ttl_s: Seconds that entries live unless they are renewed.
+        metrics: How it is read and written.
+        log: Of the gateway.
+        now: Monotonic seconds.
+    """
+
+    waits = True
+
+    def __init__(
+        self,
+        link: RedisLink,
+        lives: Lives,
+        blocks: BlockMap,
+        timeout_s: Callable[[], float],
+        entry_ttl_s: float,
+        metrics: SharedIndexMetrics,
+        log: EventLog,
+        now: Callable[[], float],
+    ) -> None:
+        self._lives = lives
+        self._blocks = blocks
+        self._timeout_s = timeout_s
+        self._metrics = metrics
+        self._now = now
+        self._reader = Reader(link, lives, metrics, now)
+        self._writer = Writer(link, lives, blocks, metrics, log, entry_ttl_s, now)
+        self._predicting = Predicting(link.namespace, self._writer.add_call)
+        self._seen_version: int | None = None
+        self._asks = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Write from now on."""
+        self._task = asyncio.create_task(self._writer.run(), name="index writer")
+
+    def close(self) -> None:
+        """Stop writing; what waits is dropped."""
+        if self._task is not None:
+            self._task.cancel()
+
+    @property
+    def is_written(self) -> bool:
+        """Whether all that is known here is in Redis."""
+        return self._writer.is_idle
+
+    async def lookup(
+        self, keys_by_block_size: Mapping[int, Sequence[BlockKey]]
+    ) -> Mapping[ReplicaId, PrefixMatch]:
+        """Ask the map, and Redis too where replicas are followed elsewhere."""
+        now = self._now()
+        found: dict[ReplicaId, PrefixMatch] = {}
+        for block_size, keys in keys_by_block_size.items():
+            found |= self._blocks.longest_prefix(keys, block_size, now)
+        if not self._asks_others():
+            self._metrics.lookups.labels("local").inc()
+            return found
+        result = "shared"
+        until = now + self._timeout_s() * _SHARE_OF_DEADLINE
+        for block_size, keys in keys_by_block_size.items():
+            if not keys:
+                continue
+            try:
+                runs_by_life = await self._reader.read(keys, until - self._now())
+            except LinkError as error:
+                result = error.reason
+                break
+            self._add(found, runs_by_life, block_size)
+        self._metrics.lookups.labels(result).inc()
+        return found
+
+    def store(
+        self,
+        replica: ReplicaId,
+        keys: Sequence[BlockKey],
+        tier: Tier,
+        parents: Sequence[BlockKey | None] = (),
+    ) -> None:
+        """Record stored blocks here and there."""
+        self._blocks.store(replica, keys, tier)
+        if self._lives.is_owned(replica):
+            self._writer.chains.add(keys, parents)
+            self._writer.store(replica, keys, tier)
+
+    def remove(self, replica: ReplicaId, keys: Sequence[BlockKey], tier: Tier) -> None:
+        """Record removed blocks here and there."""
+        self._blocks.remove(replica, keys, tier)
+        self._writer.remove(replica, keys, tier)
+        self._writer.chains.drop(keys)
+
+    def clear(self, replica: ReplicaId, keys: Iterable[BlockKey]) -> None:
+        """Forget a replica, in O(1); where it is followed here, for all gateways."""
+        self._blocks.clear(replica, self._writer.chains.dropping(keys))
+        if self._lives.is_owned(replica):
+            self._writer.clear(replica)
+
+    def held(self, replica: ReplicaId, keys: Sequence[BlockKey], tier: Tier) -> Set[BlockKey]:
+        """Return which keys a replica that is followed here was reported to hold."""
+        return self._blocks.held(replica, keys, tier)
+
+    def predict(
+        self,
+        replica: ReplicaId,
+        keys: Sequence[BlockKey],
+        ttl_s: float,
+        max_blocks: int | None,
+        num_held: int = 0,
+    ) -> Prediction:
+        """Record a prediction here, and there what is new in it."""
+        until = self._now() + ttl_s
+        num_known = self._blocks.predict(replica, keys, until, max_blocks)
+        life = self._lives.life_of(replica)
+        if life is not None:
+            self._predicting.predict(life, keys, ttl_s, num_held)
+        return Prediction(replica, keys[num_known:], until, keys)
+
+    def withdraw(self, prediction: Prediction) -> None:
+        """Take a prediction back, here and there."""
+        self._blocks.withdraw(prediction.replica, prediction.keys, prediction.until)
+        life = self._lives.life_of(prediction.replica)
+        if life is not None:
+            num_kept = len(prediction.prompt) - len(prediction.keys)
+            self._predicting.withdraw(life, prediction.prompt, num_kept)
+
+    def num_blocks(self) -> Mapping[Tier, int]:
+        """Return how many different blocks each tier knows here."""
+        return {tier: self._blocks.num_blocks(tier) for tier in Tier}
+
+    def _asks_others(self) -> bool:
+        """Return whether there are others, or replicas that nobody here follows yet."""
+        version = self._lives.version
+        if version != self._seen_version:
+            self._seen_version = version
+            replicas = (self._lives.replica_of(life) for life in self._lives.live())
+            self._asks = self._lives.has_others or any(
+                replica is not None and not self._lives.is_owned(replica) for replica in replicas
+            )
+        return self._asks
+
+    def _add(
+        self,
+        found: dict[ReplicaId, PrefixMatch],
+        runs_by_life: Mapping[int, Runs],
+        block_size: int,
+    ) -> None:
+        """Add to what is known here what the others know."""
+        pool = runs_by_life.get(POOL, (0, 0, 0, 0))[3]
+        for life, runs in runs_by_life.items():
+            replica = self._lives.replica_of(life)
+            if replica is None:
+                continue
+            reported, expected, in_l1, in_pool = runs
+            if self._lives.is_owned(replica):
+                # What it holds is known better here; what others sent there is not.
+                expected = expected if expected > reported else 0
+                reported, in_l1, in_pool = 0, expected, max(expected, pool)
+            known = found.get(replica)
+            found[replica] = _longer(known, (reported, expected, in_l1, in_pool), block_size)
+
+
+def _longer(match: PrefixMatch | None, runs: Runs, block_size: int) -> PrefixMatch:
+    """Return a match in which each tier reaches as far as the better of two views says."""
+    reported, expected = runs[0] * block_size, runs[1] * block_size
+    in_l1, in_pool = runs[2] * block_size, runs[3] * block_size
+    if match is not None:
+        l0, l1 = match.l0_tokens, match.l0_tokens + match.l1_tokens
+        reported = max(reported, match.confirmed_tokens)
+        expected = max(expected, l0)
+        in_l1 = max(in_l1, l1, expected)
+        in_pool = max(in_pool, l1 + match.l2_tokens, in_l1)
+    return PrefixMatch(
+        l0_tokens=expected,
+        l1_tokens=in_l1 - expected,
+        l2_tokens=in_pool - in_l1,
+        confirmed_tokens=reported,
+    )

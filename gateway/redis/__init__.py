@@ -1,0 +1,1 @@
+"""How several gateways talk to Redis or Valkey."""

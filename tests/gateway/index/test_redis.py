@@ -1,0 +1,402 @@
+"""Two gateways and one Redis: what one is told, the other one finds."""
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+from redis.crc import key_slot
+from xxhash import xxh3_64_intdigest
+
+from gateway.index.redis import RedisIndex
+from gateway.index.segments import tag_of
+from gateway.observability.metrics import Metrics
+from routing.block_map import BlockMap
+from routing.types import PrefixMatch, ReplicaId, Tier
+from tests.support.lives import Board, SomeLives
+from tests.support.redis_servers import LogLines, cluster_url, move_keys, move_slot
+from tests.support.replicas import until
+
+A, B = ReplicaId("a"), ReplicaId("b")
+
+
+def chain(count, name="p", root=()):
+    """Block keys as those of a prompt: each says all about what is before it."""
+    keys = list(root)
+    for number in range(count):
+        before = keys[-1] if keys else 7
+        keys.append(xxh3_64_intdigest(f"{name}{number}".encode(), before))
+    return keys
+
+
+def parents(keys, root=()):
+    return [root[-1] if root else None, *keys[:-1]]
+
+
+class Pair:
+    """Two gateways: the first follows all replicas, the second one none."""
+
+    def __init__(self, link, other_link, *replicas):
+        self.board = Board(*replicas)
+        self.lives = SomeLives(self.board, replicas)
+        self.other_lives = SomeLives(self.board)
+        self.metrics = Metrics()
+        self.index = self.make(link, self.lives)
+        self.other = self.make(other_link, self.other_lives)
+
+    def make(self, link, lives):
+        return RedisIndex(
+            link=link,
+            lives=lives,
+            blocks=BlockMap(100_000, 100_000),
+            timeout_s=lambda: 5.0,
+            entry_ttl_s=60.0,
+            metrics=self.metrics.shared_index,
+            log=LogLines(),
+            now=time.monotonic,
+        )
+
+    def store(self, replica, keys, tier=Tier.L0, root=()):
+        self.index.store(replica, keys, tier, parents(keys, root))
+
+    async def found(self, keys):
+        """What the other gateway finds, once all is written; nothing may be remembered."""
+        await until(lambda: self.index.is_written and self.other.is_written, "all to be written")
+        self.other._reader._hot.clear()
+        return await self.other.lookup({1: keys})
+
+
+@pytest.fixture
+async def pairs(links):
+    made = []
+
+    async def make(url, *replicas):
+        namespace = f"t{time.monotonic_ns()}"
+        pair = Pair(
+            await links(url, namespace=namespace), await links(url, namespace=namespace), *replicas
+        )
+        made.append(pair)
+        for index in (pair.index, pair.other):
+            index.start()
+        return pair
+
+    yield make
+    for pair in made:
+        for index in (pair.index, pair.other):
+            index.close()
+
+
+async def test_a_gateway_without_events_finds_what_another_was_told(redis_server, pairs):
+    pair = await pairs(redis_server.url, A, B)
+    keys = chain(300)
+    pair.store(A, keys[:200])
+    pair.store(B, keys)
+    assert await pair.found(keys) == {
+        A: PrefixMatch(200, confirmed_tokens=200),
+        B: PrefixMatch(300, confirmed_tokens=300),
+    }
+    assert await pair.found(keys) == await pair.index.lookup({1: keys})
+    assert await pair.found(keys[:1]) == {
+        A: PrefixMatch(1, confirmed_tokens=1),
+        B: PrefixMatch(1, confirmed_tokens=1),
+    }
+    assert await pair.found(chain(10, "other")) == {}
+
+
+async def test_a_hole_ends_the_prefix(redis_server, pairs):
+    pair = await pairs(redis_server.url, A)
+    keys = chain(300)
+    pair.store(A, keys)
+    pair.index.remove(A, keys[250:251], Tier.L0)
+    assert (await pair.found(keys))[A].l0_tokens == 250
+    pair.store(A, keys[250:251], root=keys[:250])
+    assert (await pair.found(keys))[A].l0_tokens == 300
+
+
+async def test_tiers_follow_each_other(redis_server, pairs):
+    pair = await pairs(redis_server.url, A, B)
+    keys = chain(300)
+    pair.store(A, keys[:100])
+    pair.store(A, keys[:200], Tier.L1)
+    pair.store(B, keys[:280], Tier.L2)
+    assert await pair.found(keys) == {
+        A: PrefixMatch(100, 100, 80, confirmed_tokens=100),
+        B: PrefixMatch(0, 0, 280),
+    }
+    pair.index.remove(A, keys[:1], Tier.L2)
+    assert (await pair.found(keys)) == {A: PrefixMatch(100, 100, 80, confirmed_tokens=100)}
+
+
+async def test_a_cleared_replica_counts_no_longer_at_once(redis_server, pairs):
+    pair = await pairs(redis_server.url, A, B)
+    keys = chain(300)
+    pair.store(A, keys)
+    pair.store(B, keys[:10])
+    assert A in await pair.found(keys)
+    pair.index.clear(A, keys)
+    assert (await pair.other.lookup({1: keys})).keys() == {B}
+    pair.store(A, keys[:5])
+    assert (await pair.found(keys))[A] == PrefixMatch(5, confirmed_tokens=5)
+
+
+async def test_a_prediction_is_seen_by_the_others_and_taken_back(redis_server, pairs):
+    pair = await pairs(redis_server.url, A)
+    keys = chain(300)
+    pair.store(A, keys[:150])
+    prediction = pair.index.predict(A, keys, 5.0, None, 150)
+    assert (await pair.found(keys))[A] == PrefixMatch(300, confirmed_tokens=150)
+    pair.index.withdraw(prediction)
+    assert (await pair.found(keys))[A] == PrefixMatch(150, confirmed_tokens=150)
+
+
+async def test_a_prediction_of_the_others_counts_where_the_replica_is_followed(redis_server, pairs):
+    pair = await pairs(redis_server.url, A, B)
+    pair.lives.owned_ids = {A}
+    keys = chain(100)
+    pair.store(A, keys[:20])
+    pair.other.predict(A, keys, 5.0, None, 20)
+    await until(lambda: pair.other.is_written and pair.index.is_written)
+    assert (await pair.index.lookup({1: keys}))[A] == PrefixMatch(100, confirmed_tokens=20)
+
+
+async def test_predictions_expire_by_the_servers_clock(redis_server, pairs):
+    pair = await pairs(redis_server.url, A)
+    keys = chain(100)
+    pair.index.predict(A, keys, 0.2, None, 0)
+    assert (await pair.found(keys))[A].l0_tokens == 100
+    await until(lambda: _finds_nothing(pair, keys))
+
+
+async def _finds_nothing(pair, keys):
+    return not await pair.found(keys)
+
+
+async def test_where_all_replicas_are_followed_here_redis_is_not_asked(redis_server, pairs):
+    pair = await pairs(redis_server.url, A)
+    keys = chain(10)
+    pair.store(A, keys)
+    assert (await pair.index.lookup({1: keys}))[A].l0_tokens == 10
+    lookups = pair.metrics.shared_index.lookups
+    assert lookups.labels("local")._value.get() == 1
+
+
+async def test_a_hot_beginning_is_asked_for_once_in_a_while(redis_server, pairs):
+    pair = await pairs(redis_server.url, A)
+    shared = chain(1000, "system")
+    pair.store(A, shared)
+    await pair.found(shared)
+    before = await pair.other.lookup({1: chain(50, "one", shared)})
+    assert before[A].l0_tokens == 1000
+    redis_server.command("CONFIG", "RESETSTAT")
+    hits = pair.metrics.shared_index.hot_hits._value.get()
+    for number in range(20):
+        found = await pair.other.lookup({1: chain(50, f"user {number}", shared)})
+        assert found[A].l0_tokens == 1000
+    assert pair.metrics.shared_index.hot_hits._value.get() >= hits + 20
+
+
+async def test_a_wiped_database_is_filled_again_with_the_next_life(own_redis, pairs):
+    server = own_redis()
+    pair = await pairs(server.url, A, B)
+    keys, branch = chain(300), chain(100, "branch", chain(40))
+    pair.store(A, keys)
+    pair.store(B, keys[:40])
+    pair.store(B, branch[40:], root=keys[:40])
+    pair.store(B, keys[:30], Tier.L1)
+    before = [await pair.found(each) for each in (keys, branch)]
+    server.wipe()
+    assert await pair.found(keys) == {}
+    pair.board.renew(A)
+    pair.board.renew(B)
+    assert [await pair.found(each) for each in (keys, branch)] == before
+
+
+async def test_a_gateway_that_may_not_write_says_all_again_when_it_may(redis_server, pairs):
+    pair = await pairs(redis_server.url, A)
+    keys = chain(200)
+    pair.store(A, keys[:100])
+    await pair.found(keys)
+    pair.lives.may_write = False
+    pair.index.remove(A, keys[50:100], Tier.L0)
+    life = pair.board.life_by_replica[A]
+    pair.lives.may_write = True
+    assert (await pair.found(keys))[A].l0_tokens == 50
+    assert pair.board.life_by_replica[A] > life
+
+
+async def test_late_writes_of_a_gateway_that_lost_a_replica_count_for_nothing(redis_server, pairs):
+    """The fencing: it was paused, and its life was ended meanwhile."""
+    pair = await pairs(redis_server.url, A)
+    keys = chain(100)
+    pair.store(A, keys[:10])
+    await pair.found(keys)
+    late = pair.lives.owned(A)
+    pair.board.renew(A)
+    pair.lives.owned = lambda replica: late
+    pair.lives.owned_ids = set()
+    pair.index._writer._store(late, keys, Tier.L0)
+    await until(lambda: not pair.index._writer._queue.num_blocks)
+    assert await pair.found(keys) == {}
+
+
+async def test_thousands_of_branches_of_one_segment_are_found(redis_server, pairs):
+    pair = await pairs(redis_server.url, A)
+    root = chain(40, "root")
+    last_anchor = max((n for n, k in enumerate(root) if not k % 64), default=0)
+    branches = [chain(6, f"user {number}", root) for number in range(400)]
+    pair.store(A, root)
+    for branch in branches:
+        pair.store(A, branch[40:], root=root)
+    for branch in branches[::37]:
+        assert (await pair.found(branch))[A].l0_tokens == 46, last_anchor
+    pair.index.remove(A, branches[399][42:], Tier.L0)
+    assert (await pair.found(branches[399]))[A].l0_tokens == 42
+    names = pair.index._writer._names
+    main = names.of_blocks(tag_of(root[last_anchor]))
+    assert redis_server.command("HLEN", main) <= 512
+    assert redis_server.command("OBJECT", "ENCODING", main) == b"listpack"
+
+
+async def test_every_key_expires(redis_server, pairs):
+    """F127."""
+    pair = await pairs(redis_server.url, A)
+    root = chain(40, "root")
+    pair.store(A, root)
+    for number in range(200):
+        pair.store(A, chain(6, f"user {number}", root)[40:], root=root)
+    pair.index.predict(A, chain(300), 5.0, None, 0)
+    await pair.found(root)
+    keys = redis_server.command("KEYS", "*")
+    assert keys
+    assert all(redis_server.command("PTTL", key) != -1 for key in keys)
+
+
+async def test_dead_lives_leave_what_is_written_to(redis_server, pairs):
+    pair = await pairs(redis_server.url, A)
+    keys = chain(100)
+    for _ in range(5):
+        pair.store(A, keys)
+        await pair.found(keys)
+        pair.index.clear(A, keys)
+    pair.store(A, keys)
+    await pair.found(keys)
+    key = pair.index._writer._names.of_blocks(tag_of(keys[0]))
+    assert len(redis_server.command("HGET", key, keys[0].to_bytes(8, "little"))) == 5
+
+
+async def test_without_redis_what_is_known_here_is_the_answer(own_redis, pairs):
+    server = own_redis()
+    pair = await pairs(server.url, A, B)
+    pair.lives.owned_ids = {A}
+    keys = chain(100)
+    pair.store(A, keys)
+    await pair.found(keys)
+    server.stop()
+    assert (await pair.index.lookup({1: keys}))[A].l0_tokens == 100
+    pair.other.predict(B, keys, 5.0, None, 0)
+    pair.other._reader._hot.clear()
+    assert (await pair.other.lookup({1: keys})) == {B: PrefixMatch(100)}
+
+
+async def test_what_could_not_be_written_is_said_again_in_a_new_life(own_redis, pairs):
+    server = own_redis()
+    pair = await pairs(server.url, A)
+    keys = chain(100)
+    pair.store(A, keys[:50])
+    await pair.found(keys)
+    server.stop()
+    pair.store(A, keys[50:], root=keys[:50])
+    pair.index.remove(A, keys[90:], Tier.L0)
+    await asyncio.sleep(0.1)
+    server.start()
+    assert (await pair.found(keys))[A].l0_tokens == 90
+
+
+async def test_more_than_the_queue_holds_is_dropped_and_said_again(
+    redis_server, pairs, monkeypatch
+):
+    monkeypatch.setattr("gateway.index.writing.MAX_QUEUED_BLOCKS", 50)
+    pair = await pairs(redis_server.url, A)
+    keys = chain(300)
+    pair.store(A, keys)
+    pair.index.remove(A, keys[200:], Tier.L0)
+    assert (await pair.found(keys))[A].l0_tokens == 200
+    dropped = pair.metrics.shared_index.dropped.labels("queue")
+    assert dropped._value.get() > 0
+
+
+async def test_lookups_of_a_cluster_go_to_all_its_nodes(redis_cluster, pairs):
+    pair = await pairs(cluster_url(redis_cluster), A, B)
+    keys = chain(1000)
+    pair.store(A, keys[:700])
+    pair.store(B, keys)
+    prediction = pair.index.predict(A, keys, 5.0, None, 700)
+    assert await pair.found(keys) == {
+        A: PrefixMatch(1000, confirmed_tokens=700),
+        B: PrefixMatch(1000, confirmed_tokens=1000),
+    }
+    pair.index.withdraw(prediction)
+    assert (await pair.found(keys))[A] == PrefixMatch(700, confirmed_tokens=700)
+    with contextlib.suppress(KeyError):
+        assert "crossslot" not in str(pair.metrics.page()).lower()
+
+
+async def test_what_is_kept_for_removals_goes_with_the_blocks(redis_server, pairs):
+    """F125: the places of blocks that nobody holds any more are forgotten, swept ones too."""
+    pair = await pairs(redis_server.url, A, B)
+    keys = chain(500)
+    pair.store(A, keys)
+    pair.store(B, keys[:100])
+    chains = pair.index._writer.chains
+    pair.index.remove(A, keys[400:], Tier.L0)
+    assert len(chains) == 400
+    pair.index.clear(A, keys[:400])
+    while pair.index._blocks.sweep(7):
+        pass
+    assert len(chains) == 100
+    pair.index.remove(B, keys[:100], Tier.L0)
+    assert (len(chains), chains.num_segments) == (0, 0)
+
+
+async def test_segments_are_renewed_while_somebody_holds_them(redis_server, pairs):
+    pair = await pairs(redis_server.url, A)
+    keys = chain(10)
+    pair.store(A, keys)
+    await pair.found(keys)
+    name = pair.index._writer._names.of_blocks(tag_of(keys[0]))
+    redis_server.command("EXPIRE", name, 5)
+
+    async def is_renewed():
+        pair.index._writer._anchors_renewed_at -= 60.0
+        await asyncio.sleep(0.03)
+        return redis_server.command("TTL", name) > 5
+
+    await until(is_renewed, "the renewal")
+
+
+async def test_lookups_are_right_while_a_slot_moves(redis_cluster, pairs):
+    pair = await pairs(cluster_url(redis_cluster), A, B)
+    keys = chain(500)
+    pair.store(A, keys)
+    pair.store(B, keys[:300])
+    expected = {
+        A: PrefixMatch(500, confirmed_tokens=500),
+        B: PrefixMatch(300, confirmed_tokens=300),
+    }
+    assert await pair.found(keys) == expected
+    slot = key_slot(pair.index._writer._names.of_blocks(tag_of(keys[0])))
+    source = next(n for n in redis_cluster if n.command("CLUSTER", "COUNTKEYSINSLOT", slot))
+    target = next(node for node in redis_cluster if node is not source)
+    end = move_slot(slot, source, target, num_keys=0)
+    assert await pair.found(keys) == expected, "still there"
+    pair.index.remove(A, keys[1:2], Tier.L0)
+    expected[A] = PrefixMatch(1, confirmed_tokens=1)
+    assert await pair.found(keys) == expected, "written where it still is"
+    move_keys(slot, source, target)
+    assert await pair.found(keys) == expected, "ASK"
+    pair.store(A, keys[1:2], root=keys[:1])
+    expected[A] = PrefixMatch(500, confirmed_tokens=500)
+    assert await pair.found(keys) == expected, "written where it is by then"
+    end()
+    assert await pair.found(keys) == expected, "MOVED"
+    assert pair.metrics.shared_index.dropped.labels("failed")._value.get() == 0

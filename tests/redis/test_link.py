@@ -1,0 +1,200 @@
+"""The link to one server: replies, deadlines, and every way in which a server can be gone."""
+
+import asyncio
+import signal
+import ssl
+from hashlib import sha1
+
+import pytest
+import trustme
+
+from gateway.redis.errors import CallRefused, LinkDown, LinkError, LinkTimeout
+from gateway.redis.link import Call
+from gateway.redis.node import LinkState
+from gateway.redis.scripts import Script
+from tests.support.redis_servers import LogLines, free_port
+from tests.support.replicas import until
+
+
+def script(text, *, writes=False):
+    return Script("test", text.encode(), sha1(text.encode()).hexdigest().encode(), writes)
+
+
+ECHO = script("return ARGV[1]")
+SET = script("return redis.call('SET', KEYS[1], ARGV[1])", writes=True)
+GET = script("return redis.call('GET', KEYS[1])")
+
+
+async def test_a_script_runs_although_the_server_never_saw_it(redis_server, links):
+    redis_server.command("SCRIPT", "FLUSH")
+    link = await links(redis_server.url)
+    assert await link.call(ECHO, [b"k"], [b"hello"], 5.0) == b"hello"
+    assert await link.call(SET, [b"k"], [7], 5.0) == b"OK"
+    assert await link.call(GET, [b"k"], [], 5.0) == b"7"
+
+
+async def test_many_calls_go_at_once_and_an_error_is_the_answer_of_its_own_call(
+    redis_server, links
+):
+    link = await links(redis_server.url)
+    bad = script("return redis.call('LPUSH', KEYS[1], 1)", writes=True)
+    calls = [Call(SET, [b"a"], [1]), Call(bad, [b"a"], []), Call(GET, [b"none"], [])]
+    stored, refused, missing = await link.call_many(calls, 5.0)
+    assert (stored, missing) == (b"OK", None)
+    assert isinstance(refused, CallRefused)
+    with pytest.raises(CallRefused):
+        await link.call(bad, [b"a"], [], 5.0)
+    assert await link.call_many([], 5.0) == []
+
+
+async def test_a_call_ends_at_its_deadline_and_the_connection_lives_on(own_redis, links):
+    server = own_redis()
+    link = await links(server.url, reply_timeout_s=30.0)
+    before = server.command("INFO", "stats")["total_connections_received"]
+    server.pause()
+    with pytest.raises(LinkTimeout):
+        await link.call(ECHO, [b"k"], [b"late"], 0.01)
+    server.resume()
+    assert await link.call(ECHO, [b"k"], [b"next"], 5.0) == b"next", "not the late reply"
+    after = server.command("INFO", "stats")["total_connections_received"]
+    assert after == before + 1, "the one that asks"
+
+
+async def test_a_caller_that_leaves_takes_nothing_with_it(redis_server, links):
+    link = await links(redis_server.url)
+    left = asyncio.create_task(link.call(ECHO, [b"k"], [b"a"], 5.0))
+    await asyncio.sleep(0)
+    left.cancel()
+    assert await link.call(ECHO, [b"k"], [b"b"], 5.0) == b"b"
+
+
+async def test_late_reads_are_given_up_and_come_back_with_the_server(own_redis, links):
+    server, log = own_redis(), LogLines()
+    link = await links(server.url, log=log, reply_timeout_s=30.0, fast_limit_s=0.5)
+    server.pause()
+    async with asyncio.timeout(10):
+        while link.state is LinkState.UP:
+            with pytest.raises(LinkTimeout):
+                await link.call(ECHO, [b"k"], [b""], 0.01)
+    with pytest.raises(LinkDown) as down:
+        await link.call(ECHO, [b"k"], [b""], 5.0)
+    assert down.value.reason == "slow"
+    server.resume()
+    await until(lambda: link.state is LinkState.UP)
+    assert log.states() == ["up", "slow", "up"]
+
+
+async def test_a_server_that_is_silent_counts_as_down(own_redis, links):
+    server, log = own_redis(), LogLines()
+    link = await links(server.url, log=log, reply_timeout_s=0.2)
+    server.pause()
+    with pytest.raises(LinkError):
+        await link.call(SET, [b"k"], [1], 5.0)
+    assert link.state is LinkState.DOWN
+    server.resume()
+    await until(lambda: link.state is LinkState.UP)
+    assert log.states() == ["up", "down", "up"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_stopped_server_is_one_line_and_comes_back_by_itself(own_redis, links, how):
+    server, log = own_redis(), LogLines()
+    link = await links(server.url, log=log)
+    server.stop(how)
+    await until(lambda: link.state is LinkState.DOWN)
+    with pytest.raises(LinkDown):
+        await link.call(ECHO, [b"k"], [b""], 5.0)
+    server.start()
+    await until(lambda: link.state is LinkState.UP)
+    assert await link.call(ECHO, [b"k"], [b"x"], 5.0) == b"x"
+    assert log.states() == ["up", "down", "up"]
+
+
+async def test_starting_without_a_server_works(own_redis, links):
+    server, log = own_redis(start=False), LogLines()
+    link = await links(server.url, wait_up=False, log=log)
+    await until(lambda: log.states() == ["down"])
+    with pytest.raises(LinkDown):
+        await link.call(ECHO, [b"k"], [b""], 5.0)
+    server.start()
+    await until(lambda: link.state is LinkState.UP)
+
+
+async def test_a_replica_answers_reads_until_the_address_points_to_a_primary(own_redis, links):
+    """F122: a managed endpoint after a fail-over; writes begin again as soon as they can."""
+    primary, server, log = own_redis(), own_redis(), LogLines()
+    link = await links(server.url, log=log)
+    server.command("REPLICAOF", "127.0.0.1", primary.port)
+    with pytest.raises(CallRefused) as refused:
+        await link.call(SET, [b"k"], [1], 5.0)
+    assert refused.value.code == "READONLY"
+    assert link.state is LinkState.READ_ONLY
+    with pytest.raises(LinkDown):
+        await link.call(SET, [b"k"], [1], 5.0)
+    assert await link.call(ECHO, [b"k"], [b"read"], 5.0) == b"read"
+    server.command("REPLICAOF", "NO", "ONE")
+    await until(lambda: link.state is LinkState.UP)
+    assert await link.call(SET, [b"k"], [1], 5.0) == b"OK"
+    assert log.states() == ["up", "read_only", "up"]
+
+
+async def test_a_full_memory_refuses_writes_and_answers_reads(own_redis, links):
+    """F127: noeviction."""
+    server = own_redis("--maxmemory-policy", "noeviction")
+    link = await links(server.url)
+    await link.call(SET, [b"k"], [1], 5.0)
+    server.command("CONFIG", "SET", "maxmemory", "1")
+    with pytest.raises(CallRefused):
+        await link.call(SET, [b"k"], [2], 5.0)
+    assert link.state is LinkState.READ_ONLY
+    assert await link.call(GET, [b"k"], [], 5.0) == b"1"
+    server.command("CONFIG", "SET", "maxmemory", "0")
+    await until(lambda: link.state is LinkState.UP)
+
+
+async def test_a_password_is_given_and_never_told(own_redis, links):
+    server, log = own_redis(start=False), LogLines()
+    server.options = ("--requirepass", "secret")
+    link = await links(f"redis://:wrong@127.0.0.1:{server.port}", wait_up=False, log=log)
+    server.command = lambda *_: True
+    server.start()
+    await until(lambda: any(line["reason"] == "wrongpass" for line in log.lines))
+    right = await links(f"redis://:secret@127.0.0.1:{server.port}/3", log=log)
+    assert await right.call(ECHO, [b"k"], [b"x"], 5.0) == b"x"
+    assert link.state is LinkState.DOWN
+    assert "secret" not in str(log.lines)
+
+
+async def test_listeners_are_told_of_every_change(own_redis, links):
+    server = own_redis()
+    link = await links(server.url)
+    told = []
+    link.on_change.append(told.append)
+    server.stop()
+    await until(lambda: told == [LinkState.DOWN])
+    server.start()
+    await until(lambda: told == [LinkState.DOWN, LinkState.UP])
+
+
+async def test_tls_to_a_server_whose_certificate_is_right_and_to_no_other(
+    own_redis, links, tmp_path
+):
+    authority, stranger = trustme.CA(), trustme.CA()
+    made = authority.issue_cert("localhost")
+    made.private_key_pem.write_to_path(tmp_path / "key.pem")
+    made.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    port = free_port()
+    own_redis(
+        *("--tls-port", str(port), "--tls-auth-clients", "no"),
+        *("--tls-cert-file", str(tmp_path / "cert.pem")),
+        *("--tls-key-file", str(tmp_path / "key.pem")),
+        *("--tls-ca-cert-file", str(tmp_path / "cert.pem")),
+    )
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    link = await links(f"rediss://localhost:{port}", tls=context)
+    assert await link.call(ECHO, [b"k"], [b"x"], 5.0) == b"x"
+    wrong, log = ssl.create_default_context(), LogLines()
+    stranger.configure_trust(wrong)
+    await links(f"rediss://localhost:{port}", tls=wrong, log=log, wait_up=False)
+    await until(lambda: log.states() == ["down"])
