@@ -23,8 +23,11 @@ MAX_CALL_BLOCKS = 2048
 # What a look-up found counts for others so long: a hot system prompt is then asked for a few times
 # a second by each gateway and not once a request, and events are not much faster.
 HOT_FOR_S = 0.2
-# Beginnings of prompts that are kept so long; each is a few hundred bytes.
-MAX_HOT = 4096
+# Where Redis does not answer in time, what it said last counts, and where prompts were sent from
+# here: better than nothing, and most of a cache is still there after so long.
+RECALLED_FOR_S = 60.0
+# Beginnings of prompts that are kept, the last used ones; each is a few hundred bytes.
+MAX_KEPT = 4096
 
 Runs = tuple[int, int, int, int]
 """Leading blocks: reported in L0; or predicted; or in L1; or in the pool. Each at least the one
@@ -43,15 +46,15 @@ _NOTHING = (0, 0, 0, 0)
 
 
 @value
-class _Hot:
+class _Kept:
     """What is known of a prompt's beginning.
 
     Attributes:
-        until: Monotonic seconds.
+        hot_until: It is as good as Redis until then, monotonic seconds.
         so_far: By life.
     """
 
-    until: float
+    hot_until: float
     so_far: Mapping[int, Runs]
 
 
@@ -77,7 +80,7 @@ class Reader:
         self._metrics = metrics
         self._now = now
         self._names = Names(link.namespace)
-        self._hot: dict[bytes, _Hot] = {}
+        self._kept: dict[bytes, _Kept] = {}
         self._packed_version: int | None = None
         self._packed_lives = b""
 
@@ -107,6 +110,28 @@ class Reader:
             life: _ended(runs, total) for life, runs in (so_far or {}).items() if runs != _NO_RUNS
         }
 
+    def recall(self, keys: Sequence[BlockKey]) -> Mapping[int, Runs]:
+        """Return what is remembered of a prompt, for when Redis does not answer.
+
+        Args:
+            keys: As of `read`.
+        """
+        parts = cut(keys)
+        stop, so_far = self._look(parts, self._now() - RECALLED_FOR_S)
+        total = parts.starts[stop]
+        return {life: _ended(runs, total) for life, runs in (so_far or {}).items()}
+
+    def remember(self, keys: Sequence[BlockKey], life: int) -> None:
+        """Remember that a prompt was sent to a replica, which will hold all of it."""
+        parts, now = cut(keys), self._now()
+        for stop in _kept_stops(parts.num_segments):
+            last = parts.last(stop - 1)
+            kept = self._kept.pop(last, None) or _Kept(now, {})
+            so_far = {**kept.so_far, life: _ALL_RUN}
+            self._kept[last] = _Kept(max(now, kept.hot_until), so_far)
+        while len(self._kept) > MAX_KEPT:
+            del self._kept[next(iter(self._kept))]
+
     def packed_lives(self) -> bytes:
         """Return all lives that count, 4 bytes each, the pool's first."""
         version = self._lives.version
@@ -117,13 +142,18 @@ class Reader:
 
     def _known(self, parts: Cut) -> tuple[int, Mapping[int, Runs] | None]:
         """Return up to which segment a prompt is known, and what of it."""
-        if self._hot:
-            now = self._now()
+        stop, so_far = self._look(parts, self._now())
+        if stop:
+            self._metrics.hot_hits.inc()
+        return stop, so_far
+
+    def _look(self, parts: Cut, since: float) -> tuple[int, Mapping[int, Runs] | None]:
+        """Return the same of what was hot at a monotonic second."""
+        if self._kept:
             for stop in _kept_stops(parts.num_segments):
-                hot = self._hot.get(parts.last(stop - 1))
-                if hot is not None and hot.until > now:
-                    self._metrics.hot_hits.inc()
-                    return stop, hot.so_far
+                kept = self._kept.get(parts.last(stop - 1))
+                if kept is not None and kept.hot_until > since:
+                    return stop, kept.so_far
         return 0, None
 
     def _calls(
@@ -177,12 +207,12 @@ class Reader:
 
     def _keep(self, last: bytes, state: Mapping[int, Runs]) -> None:
         now = self._now()
-        if len(self._hot) >= MAX_HOT:
-            self._hot = {key: hot for key, hot in self._hot.items() if hot.until > now}
-            if len(self._hot) >= MAX_HOT:
-                self._hot.clear()
-        if last not in self._hot or self._hot[last].until <= now:
-            self._hot[last] = _Hot(now + HOT_FOR_S, state)
+        kept = self._kept.pop(last, None)  # and to the end of the order
+        if kept is None or kept.hot_until <= now:
+            kept = _Kept(now + HOT_FOR_S, state)
+        self._kept[last] = kept
+        if len(self._kept) > MAX_KEPT:
+            del self._kept[next(iter(self._kept))]
 
 
 def _join(state: Mapping[int, Runs] | None, reply: bytes, base: int) -> Mapping[int, Runs]:

@@ -99,7 +99,7 @@ class RedisIndex:
                 runs_by_life = await self._reader.read(keys, until - self._now())
             except LinkError as error:
                 result = error.reason
-                break
+                runs_by_life = self._reader.recall(keys)
             self._add(found, runs_by_life, block_size)
         self._metrics.lookups.labels(result).inc()
         return found
@@ -145,8 +145,10 @@ class RedisIndex:
         until = self._now() + ttl_s
         num_known = self._blocks.predict(replica, keys, until, max_blocks)
         life = self._lives.life_of(replica)
-        if life is not None:
+        if life is not None and keys:
             self._predicting.predict(life, keys, ttl_s, num_held)
+            if self._asks:
+                self._reader.remember(keys, life)
         return Prediction(replica, keys[num_known:], until, keys)
 
     def withdraw(self, prediction: Prediction) -> None:

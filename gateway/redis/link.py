@@ -124,7 +124,7 @@ class RedisLink:
                 for number, (call, one) in enumerate(zip(calls, sent, strict=True)):
                     replies[number] = await self._reply(call, one)
         except TimeoutError:
-            pass  # what came by then counts
+            await _take_late(sent, replies)
         finally:
             self._observe(calls, sent, replies, self._dialing.now() - started)
         return replies
@@ -155,7 +155,8 @@ class RedisLink:
         node, waited = sent
         if isinstance(waited, LinkError) or node is None:
             return waited
-        reply = await waited
+        # A caller that gives up does not cancel it: see `_take_late`.
+        reply = await asyncio.shield(waited)
         for _ in range(MAX_REDIRECTS):
             if not isinstance(reply, CallRefused):
                 return reply
@@ -219,6 +220,19 @@ class RedisLink:
         """Drop a node's gauge: the cluster has it no longer."""
         for each in LinkState:
             self._metrics.state.remove(str(node.endpoint), each.value)
+
+
+async def _take_late(sent: Sequence[_Sent], replies: list[Reply | LinkError]) -> None:
+    """Take the replies that came in time.
+
+    A loop that was busy for longer than the deadline finds both, the deadline and the replies: one
+    more turn of it, without a wait, reads what the sockets have.
+    """
+    await asyncio.sleep(0)
+    for number, (_, waited) in enumerate(sent):
+        is_open = isinstance(replies[number], LinkTimeout)
+        if is_open and isinstance(waited, asyncio.Future) and waited.done():
+            replies[number] = LinkTimeout() if waited.cancelled() else waited.result()
 
 
 _Underway = tuple[Node, "asyncio.Future[Reply | LinkError]"]

@@ -81,7 +81,7 @@ class InRedis:
         await until(lambda: all(link.state is LinkState.UP for link in self.links))
         while not self.told.is_written:
             await self.told._writer._turn()
-        self.asked._reader._hot.clear()
+        self.asked._reader._kept.clear()
 
     def close(self):
         for link in self.links:

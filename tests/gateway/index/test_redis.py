@@ -62,7 +62,7 @@ class Pair:
     async def found(self, keys):
         """What the other gateway finds, once all is written; nothing may be remembered."""
         await until(lambda: self.index.is_written and self.other.is_written, "all to be written")
-        self.other._reader._hot.clear()
+        self.other._reader._kept.clear()
         return await self.other.lookup({1: keys})
 
 
@@ -195,6 +195,20 @@ async def test_a_hot_beginning_is_asked_for_once_in_a_while(redis_server, pairs)
     assert pair.metrics.shared_index.hot_hits._value.get() >= hits + 20
 
 
+async def test_without_an_answer_what_was_read_and_sent_before_counts(own_redis, pairs):
+    server = own_redis()
+    pair = await pairs(server.url, A, B)
+    read, sent = chain(300, "read"), chain(300, "sent")
+    pair.store(A, read)
+    await pair.found(read)
+    pair.other.predict(B, sent, 0.0, None)
+    server.stop()
+    found = await pair.other.lookup({1: read})
+    assert 100 <= found[A].l0_tokens <= 300, "as far as the last power of two segments"
+    assert 100 <= (await pair.other.lookup({1: sent}))[B].l0_tokens <= 300
+    assert await pair.other.lookup({1: chain(300, "new")}) == {}
+
+
 async def test_a_wiped_database_is_filled_again_with_the_next_life(own_redis, pairs):
     server = own_redis()
     pair = await pairs(server.url, A, B)
@@ -294,7 +308,7 @@ async def test_without_redis_what_is_known_here_is_the_answer(own_redis, pairs):
     server.stop()
     assert (await pair.index.lookup({1: keys}))[A].l0_tokens == 100
     pair.other.predict(B, keys, 5.0, None, 0)
-    pair.other._reader._hot.clear()
+    pair.other._reader._kept.clear()
     assert (await pair.other.lookup({1: keys})) == {B: PrefixMatch(100)}
 
 
