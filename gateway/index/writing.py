@@ -14,7 +14,7 @@ from typing import Final
 
 from gateway.index.chains import Chains
 from gateway.index.lives import Lives
-from gateway.index.queue import MAX_CALL_BLOCKS, Write, WriteQueue
+from gateway.index.queue import Write, WriteQueue
 from gateway.index.reading import POOL
 from gateway.index.segments import Names, tag_of
 from gateway.observability.index_metrics import SharedIndexMetrics
@@ -33,13 +33,16 @@ _RENEW: Final = load_script("gateway.index", "lua/renew.lua", writes=True)
 FLUSH_S = 0.025
 # Changes that wait at most, in blocks: what 8 replicas store at 10,000 blocks/s in 2.5 s, 10 MB.
 MAX_QUEUED_BLOCKS = 200_000
-# Blocks sent before the next replies are awaited.
-MAX_SENT_BLOCKS = 4 * MAX_CALL_BLOCKS
-MAX_SENT_CALLS = 1000
+# Sent before the next replies are awaited. A server runs all that one connection sent before it
+# looks at the next one, so this is what a look-up may have to wait for: 1 ms.
+MAX_SENT_BLOCKS = 256
+MAX_SENT_CALLS = 32
 # Predictions that wait: what 100 requests/s of long prompts make in a second.
 MAX_WAITING_CALLS = 4000
 # Seconds for the replies: a server that needs longer for 4,000 blocks is not keeping up.
 REPLY_DEADLINE_S = 2.0
+# Blocks that wait, up to which more are queued to be written again.
+MAX_WAITING_REFILL_BLOCKS = 4000
 # Blocks looked at in one turn when all that is held is written again: under 1 ms of the loop.
 MAX_REFILL_BLOCKS = 2000
 # Between two new lives of one replica because of failed writes.
@@ -212,7 +215,7 @@ class Writer:
 
     def _refill(self) -> None:
         """Queue the next of what has to be written again."""
-        while self._refills and self._queue.num_blocks < MAX_SENT_BLOCKS:
+        while self._refills and self._queue.num_blocks < MAX_WAITING_REFILL_BLOCKS:
             lives, keys = self._refills[0]
             some = list(islice(keys, MAX_REFILL_BLOCKS))
             if not some or not lives:
