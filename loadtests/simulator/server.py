@@ -25,6 +25,7 @@ from loadtests.simulator.options import SimulatorOptions
 from loadtests.simulator.prompts import PromptEncoder
 from loadtests.simulator.ranks import Ranks
 from loadtests.simulator.replies import ReplyWriter
+from loadtests.simulator.shared_directory import SharedDirectory
 from routing.lab.engine_model import EngineModel
 from routing.lab.kv_events import KvEvent
 from routing.lab.tiers import TierPool
@@ -144,12 +145,18 @@ def _load_tokenizer(options: SimulatorOptions) -> tuple[PromptEncoder, ReplyWrit
 def _build_engine(options: SimulatorOptions) -> EngineModel:
     profile = options.profile
     l1 = TierPool(profile.l1.capacity_tokens // options.block_size) if options.l1 else None
+    shared, l2 = options.shared_directory, None
+    if shared is not None:
+        if not shared.path.is_dir():
+            raise StartError(f"--l2-dir: {shared.path} is no directory")
+        l2 = SharedDirectory(shared, options.block_size)
     try:
         return EngineModel(
             profile,
             block_size=options.block_size,
             num_blocks=options.num_blocks,
             l1=l1,
+            l2=l2,
             hash_seed=secrets.randbits(64),
             kv_events=options.kv_events is not None,
         )

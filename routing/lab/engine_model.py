@@ -22,7 +22,7 @@ from routing.lab.engine_profile import EngineProfile, prefill_pairs
 from routing.lab.kv_cache import KvCache
 from routing.lab.kv_events import KvEvent
 from routing.lab.sequence import Admission, EngineRequest, NewToken, Phase, SequenceState
-from routing.lab.tiers import LoadPlan, TierPool, Tiers
+from routing.lab.tiers import FarTier, LoadPlan, TierPool, Tiers
 
 
 @dataclass(slots=True)
@@ -67,7 +67,8 @@ class EngineModel:
         num_blocks: GPU blocks as vLLM counts them (num_gpu_blocks: one of them is never used);
             default: what profile.l0_tokens gives.
         l1: This replica's host memory; None switches the tier off.
-        l2: Pool shared with other models of the same block size; None switches the tier off.
+        l2: Pool shared with other models of the same block size, or a tier of another kind; None
+            switches the tier off.
         hash_seed: Makes the reported block hashes differ between replicas and restarts.
         kv_events: Whether to report cache changes; without, StepResult.events stays empty.
 
@@ -82,7 +83,7 @@ class EngineModel:
         block_size: int = 16,
         num_blocks: int | None = None,
         l1: TierPool | None = None,
-        l2: TierPool | None = None,
+        l2: TierPool | FarTier | None = None,
         hash_seed: int = 0,
         kv_events: bool = True,
     ) -> None:

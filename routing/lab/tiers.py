@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from routing.lab.engine_profile import EngineProfile
 from routing.lab.sequence import SequenceState
@@ -47,14 +47,59 @@ class TierPool:
         self._keys.clear()
 
 
-class LoadPipe:
-    """One replica's way to its tiers: loads go through one after the other."""
+class FarTier(Protocol):
+    """A tier that looks at a sequence's tokens, as a directory of files that they name does."""
 
-    def __init__(self) -> None:
+    def leading_run(self, sequence: SequenceState, start: int, end: int) -> int:
+        """Return how many blocks from `start` on, and before `end`, are held without a gap."""
+
+    def store(self, sequence: SequenceState, first: int, end: int) -> None:
+        """Hold the blocks from `first` on and before `end`."""
+
+    def clear(self) -> None:
+        """Drop everything."""
+
+
+class PooledTier:
+    """A `FarTier` that keeps block keys in a pool."""
+
+    def __init__(self, pool: TierPool) -> None:
+        self._pool = pool
+
+    def leading_run(self, sequence: SequenceState, start: int, end: int) -> int:
+        """Return how many blocks are held without a gap."""
+        return self._pool.leading_run(sequence.keys, start, end)
+
+    def store(self, sequence: SequenceState, first: int, end: int) -> None:
+        """Hold blocks."""
+        self._pool.store(sequence.keys[first:end])
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._pool.clear()
+
+
+class LoadPipe:
+    """One replica's way to its tiers: loads go through one after the other.
+
+    Args:
+        overlap: Whether a load waits out its latency while others are in the pipe.
+    """
+
+    def __init__(self, *, overlap: bool = False) -> None:
+        self._overlap = overlap
         self._free_at = 0.0
 
-    def enqueue(self, now: float, load_s: float) -> float:
-        """Return the time at which a load that is asked for now will have landed."""
+    def enqueue(self, now: float, load_s: float, latency_s: float = 0.0) -> float:
+        """Return the time at which a load that is asked for now will have landed.
+
+        Args:
+            now: Seconds.
+            load_s: How long the load takes by itself.
+            latency_s: The part of it in which no bytes move.
+        """
+        if self._overlap:
+            now, load_s = now + latency_s, load_s - latency_s
         self._free_at = max(now, self._free_at) + load_s
         return self._free_at
 
@@ -65,6 +110,7 @@ class LoadPlan(NamedTuple):
     l1_blocks: int
     l2_blocks: int
     load_s: float
+    latency_s: float = 0.0  # the part of `load_s` in which no bytes move
 
     @property
     def num_blocks(self) -> int:
@@ -77,7 +123,8 @@ def plan_load(
 ) -> LoadPlan:
     """Choose between computing, loading from L1, and loading from L1 and then L2.
 
-    A tier is used only where that is the cheaper way, without regard to who waits in the pipe.
+    A tier is used only where that is the cheaper way, without regard to who waits in the pipe;
+    or always, as the profile says.
 
     Args:
         profile: Times of steps and tiers.
@@ -89,13 +136,18 @@ def plan_load(
     start_tokens, l1_tokens, l2_tokens = (n * block_size for n in (start, l1_run, l2_run))
     l1_s = profile.l1.load_s(l1_tokens)
     l2_s = profile.l2.load_s(l2_tokens)
+    l1_latency_s = profile.l1.latency_s if l1_run else 0.0
+    l2_latency_s = profile.l2.latency_s if l2_run else 0.0
+    both = LoadPlan(l1_run, l2_run, l1_s + l2_s, l1_latency_s + l2_latency_s)
+    if profile.always_loads:
+        return both
     options = (
         (profile.step.prefill_s(start_tokens, l1_tokens + l2_tokens), LoadPlan(0, 0, 0.0)),
         (
             l1_s + profile.step.prefill_s(start_tokens + l1_tokens, l2_tokens),
-            LoadPlan(l1_run, 0, l1_s),
+            LoadPlan(l1_run, 0, l1_s, l1_latency_s),
         ),
-        (l1_s + l2_s, LoadPlan(l1_run, l2_run, l1_s + l2_s)),
+        (l1_s + l2_s, both),
     )
     return min(options, key=lambda option: option[0])[1]
 
@@ -104,28 +156,32 @@ class Tiers:
     """L1 and L2 as one replica sees them; either may be missing."""
 
     def __init__(
-        self, profile: EngineProfile, block_size: int, l1: TierPool | None, l2: TierPool | None
+        self,
+        profile: EngineProfile,
+        block_size: int,
+        l1: TierPool | None,
+        l2: TierPool | FarTier | None,
     ) -> None:
         self._profile = profile
         self._block_size = block_size
-        self._l1 = l1
-        self._l2 = l2
-        self._pools = [pool for pool in (l1, l2) if pool is not None]
-        self._pipe = LoadPipe()
+        self._l1 = None if l1 is None else PooledTier(l1)
+        self._l2 = PooledTier(l2) if isinstance(l2, TierPool) else l2
+        self._pools = [pool for pool in (self._l1, self._l2) if pool is not None]
+        self._pipe = LoadPipe(overlap=profile.loads_overlap)
 
     def __bool__(self) -> bool:
         return bool(self._pools)
 
     def find_load(self, sequence: SequenceState, end: int) -> LoadPlan:
         """Return what is worth loading behind the blocks that the sequence holds, before `end`."""
-        start, keys = len(sequence.blocks), sequence.keys
-        l1_run = self._l1.leading_run(keys, start, end) if self._l1 is not None else 0
-        l2_run = self._l2.leading_run(keys, start + l1_run, end) if self._l2 is not None else 0
+        start = len(sequence.blocks)
+        l1_run = self._l1.leading_run(sequence, start, end) if self._l1 is not None else 0
+        l2_run = self._l2.leading_run(sequence, start + l1_run, end) if self._l2 is not None else 0
         return plan_load(self._profile, self._block_size, start, l1_run, l2_run)
 
     def begin_load(self, load: LoadPlan, now: float) -> float:
         """Send a load through the pipe; return the time at which it lands."""
-        return self._pipe.enqueue(now, load.load_s)
+        return self._pipe.enqueue(now, load.load_s, load.latency_s)
 
     def store(self, sequence: SequenceState, *, prefill_ends: bool) -> None:
         """Write blocks through that a sequence has computed or loaded.
@@ -135,11 +191,11 @@ class Tiers:
         end = sequence.registered
         if not self._profile.store_output_blocks:
             end = min(end, sequence.num_prompt // self._block_size)
-        keys = sequence.keys[0 if prefill_ends else sequence.stored : end]
+        first = 0 if prefill_ends else sequence.stored
         sequence.stored = sequence.registered
-        if keys:
+        if first < end:
             for pool in self._pools:
-                pool.store(keys)
+                pool.store(sequence, first, end)
 
     def clear(self) -> None:
         """Empty both tiers, the shared one too."""

@@ -25,6 +25,9 @@ class Policy(ABC):
     bounded: ClassVar[bool] = True
     """Whether the router applies the load bound. Only a baseline has a reason to say no."""
 
+    by_load: ClassVar[bool] = False
+    """Whether scores rise with the load, so that the router may blur them; see `routing.router`."""
+
     def can_rank(self, query: RouteQuery) -> bool:  # noqa: ARG002 - the default needs nothing
         """Return whether enough is known about this request; else the router asks the next one."""
         return True

@@ -41,6 +41,7 @@ class ExpectedTtft(Policy):
     """
 
     kind: ClassVar[str] = "expected_ttft"
+    by_load: ClassVar[bool] = True
 
     cost: CostModel = field(default_factory=CostModel)
     profile: Profile = Profile.ADDITIVE
@@ -83,9 +84,12 @@ class ExpectedTtft(Policy):
         prefill_s: list[float] = []
         usable, weight, num_tokens = self.cost.usable, self.prefill_weight, query.num_prompt_tokens
         cold = usable(NO_MATCH, num_tokens)  # once: most of a large fleet hold nothing
+        before, price = NO_MATCH, cold
         for candidate in candidates:
             match = candidate.match
-            price = cold if match is NO_MATCH else usable(match, num_tokens)
+            # Or nothing but what the shared pool has, which is then the same object for all.
+            if match is not before:
+                before, price = match, cold if match is NO_MATCH else usable(match, num_tokens)
             load_s.append(price.load_s)
             prefill_s.append(weight * price.prefill_s)
         return load_s, prefill_s

@@ -16,6 +16,7 @@ class LeastLoaded(Policy):
     """Requests in flight, counted by ourselves. Also what every policy falls back to."""
 
     kind: ClassVar[str] = "least_loaded"
+    by_load: ClassVar[bool] = True
 
     def score(
         self,

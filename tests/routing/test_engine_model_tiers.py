@@ -1,11 +1,13 @@
 """L1 and L2 of the model engine: when they are used, what they cost, what is counted."""
 
+from dataclasses import replace
+
 import pytest
 
 from routing.lab.engine_model import EngineModel
 from routing.lab.engine_profile import REFERENCE, EngineProfile, StepCost, TierCost
 from routing.lab.sequence import EngineRequest
-from routing.lab.tiers import TierPool, plan_load
+from routing.lab.tiers import LoadPipe, TierPool, plan_load
 
 # A token costs 1 s to compute; a load costs 2 s from L1 and 10 s from L2, whatever its size.
 PROFILE = EngineProfile(
@@ -54,6 +56,22 @@ def test_a_tier_is_used_only_where_loading_is_cheaper_than_prefilling(
 ):
     plan = plan_load(PROFILE, 4, start=0, l1_run=l1_run, l2_run=l2_run)
     assert (plan.l1_blocks, plan.l2_blocks) == expected, why
+
+
+def test_an_engine_that_weighs_nothing_loads_what_it_finds():
+    careless = replace(PROFILE, always_loads=True)
+    # 10 s of loading, where computing takes 8.
+    plan = plan_load(careless, 4, start=0, l1_run=0, l2_run=2)
+    assert (plan.l2_blocks, plan.load_s, plan.latency_s) == (2, 10.0, 10.0)
+    assert plan_load(careless, 4, start=0, l1_run=0, l2_run=0).latency_s == 0.0
+
+
+def test_loads_wait_for_one_another_or_only_for_the_bytes():
+    # Two loads of 5 s, 3 of which nothing moves, asked for at once; a third one much later.
+    asked_at = (0.0, 0.0, 100.0)
+    in_turn, at_once = LoadPipe(), LoadPipe(overlap=True)
+    assert [in_turn.enqueue(now, 5.0, 3.0) for now in asked_at] == [5.0, 10.0, 105.0]
+    assert [at_once.enqueue(now, 5.0, 3.0) for now in asked_at] == [5.0, 7.0, 105.0]
 
 
 def test_blocks_are_written_through_and_found_after_the_gpu_forgot_them():

@@ -1,0 +1,283 @@
+"""A directory of LMCache's: what is in it is found out by looking for the files of a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gateway.config.shared_cache import LmcacheFsConfig
+from gateway.l2.base import Chunks, PoolHealth, SharedPrefix, chunks_of
+from gateway.l2.canary import Canary
+from gateway.l2.chunks import Algorithm, ChunkHasher, Digest, chunk_hasher
+from gateway.l2.file_form import Mode, NameForm
+from gateway.l2.gallop import longest_run
+from gateway.l2.known import KnownChunks
+from gateway.l2.mount import Mount
+from gateway.l2.names import FileNames, path_index
+from gateway.observability.logging import EventLog
+from routing.hashing import HashSpec
+from routing.value import value
+
+# Chunks whose presence is remembered: 200,000 of 256 tokens are 51 million tokens and 40 MB.
+MAX_KNOWN_CHUNKS = 200_000
+# A file that a replica did not find although it is there may be unreadable for long: its last
+# copy is lost, or the engine's LMCache is not what it should be.
+REFUTED_S = 30.0
+# Steps back from a chunk of which a rank's part is missing: the end of a write that was cut off.
+MAX_STEPS_BACK = 8
+# A name that the file system cannot have is no file, and no fault of the mount.
+_NO_SUCH_NAME = frozenset({errno.ENAMETOOLONG, errno.EINVAL})
+
+
+@value
+class _Looked:
+    """What a thread found: chunks that are there, and what it asked for on the way."""
+
+    num_chunks: int
+    told: Sequence[tuple[int, bool, Digest]]
+
+
+class LmcacheFs:
+    """A `SharedCache` over LMCache's files.
+
+    Args:
+        config: Validated.
+        model: Its key in block keys.
+        model_path: Returns what the engines were started with, where the configuration does not
+            say; None while no replica has told.
+        log: Gets one line when the mount goes down or comes back, or when nothing ever matches.
+        now: Monotonic seconds.
+    """
+
+    kind = "lmcache_fs"
+
+    def __init__(
+        self,
+        config: LmcacheFsConfig,
+        model: str,
+        model_path: Callable[[], str | None],
+        log: EventLog,
+        now: Callable[[], float],
+    ) -> None:
+        self.chunk_tokens = config.chunk_tokens
+        self.lookup_timeout_s = config.lookup_timeout_s
+        self._config = config
+        self._mode = Mode(config.mode)
+        self._model = model
+        self._model_path = model_path
+        self._log = log
+        self._hashers: dict[bool, ChunkHasher] = {}
+        self.mount = Mount(config.paths, config.threads, config.stall_s, self._mount_changed)
+        self.canary = Canary(self._mode, log, model)
+        self._known = KnownChunks(MAX_KNOWN_CHUNKS, config.present_s, config.absent_s, now)
+        # Questions about one prompt that are under way, so that a burst of siblings asks once.
+        self._asked: dict[int, asyncio.Future[SharedPrefix]] = {}
+
+    def chunks(self, packed: bytes, lora: str, salt: str) -> Chunks | None:
+        """Return a prompt's chunks; None for an adapter's in the multiprocess form.
+
+        The in-process form knows neither adapters nor salts: whoever asks finds the same files.
+        """
+        if self._mode is Mode.IN_PROCESS:
+            salt = ""
+        elif lora:
+            return None
+        return chunks_of(packed, HashSpec(self._model, self.chunk_tokens, "", salt))
+
+    def known(self, chunks: Chunks) -> SharedPrefix:
+        """Return what look-ups found lately."""
+        return SharedPrefix(chunks, self._known.span(chunks.keys)[0], self.chunk_tokens)
+
+    def look_up(self, chunks: Chunks) -> asyncio.Future[SharedPrefix] | SharedPrefix:
+        """Return what is there; from memory where that tells all."""
+        start, end, digest = self._known.span(chunks.keys)
+        names = self.names
+        if start == end or names is None:
+            return SharedPrefix(chunks, start, self.chunk_tokens)
+        last_key = chunks.keys[end - 1]
+        under_way = self._asked.get(last_key)
+        if under_way is not None:
+            return under_way
+        hasher, paths = self._hasher(names), self.mount.paths
+        found = self.mount.look(lambda: _look(hasher, names, paths, chunks, (start, end, digest)))
+        if found is None:
+            return SharedPrefix(chunks, start, self.chunk_tokens)
+        result: asyncio.Future[SharedPrefix] = asyncio.get_running_loop().create_future()
+        self._asked[last_key] = result
+        found.add_done_callback(lambda done: self._found(done, chunks, start, result))
+        return result
+
+    def _found(
+        self,
+        done: asyncio.Future[_Looked],
+        chunks: Chunks,
+        start: int,
+        result: asyncio.Future[SharedPrefix],
+    ) -> None:
+        self._asked = {key: asked for key, asked in self._asked.items() if asked is not result}
+        num_chunks = start
+        if not done.cancelled() and done.exception() is None:
+            looked = done.result()
+            num_chunks = looked.num_chunks
+            for number, is_there, digest in looked.told:
+                self._known.note(chunks.keys[number], is_there=is_there, digest=digest)
+            self.canary.looked(num_chunks)
+        if not result.done():
+            result.set_result(SharedPrefix(chunks, num_chunks, self.chunk_tokens))
+
+    @property
+    def names(self) -> FileNames | None:
+        """How files are named; None while no replica has told what its engine was started with."""
+        config, sample = self._config, self.canary.sample
+        model = config.model_path or self._model_path()
+        if model is None:
+            return None
+        form = sample.form if config.name_form == "auto" else NameForm(config.name_form)
+        return FileNames(
+            mode=self._mode,
+            model=model,
+            world_size=config.world_size or sample.world_size,
+            dtype=config.dtype or sample.dtype,
+            form=form,
+            local_world_size=config.local_world_size,
+        )
+
+    def _hasher(self, names: FileNames) -> ChunkHasher:
+        is_old = names.form is not NameForm.CURRENT
+        if is_old not in self._hashers:
+            config = self._config
+            default = Algorithm.BUILTIN if self._mode is Mode.IN_PROCESS else Algorithm.BLAKE3
+            algorithm = default if config.hash == "auto" else Algorithm(config.hash)
+            self._hashers[is_old] = chunk_hasher(
+                algorithm, config.chunk_tokens, config.seed, closed_by_none=is_old
+            )
+        return self._hashers[is_old]
+
+    def computed(self, chunks: Chunks) -> None:
+        """Look again for what was absent: it is written now."""
+        self._known.written(chunks.keys)
+
+    def refute(self, prefix: SharedPrefix, num_served: int) -> None:
+        """Count the chunks that a replica did not find as absent for a while."""
+        first = num_served // self.chunk_tokens
+        self._known.refute(prefix.chunks.keys[first : prefix.num_chunks], REFUTED_S)
+
+    def flush(self) -> int:
+        """Forget what look-ups found."""
+        return self._known.flush()
+
+    async def run(self) -> None:
+        """Probe the mount, and find out why nothing matches."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.mount.watch())
+            group.create_task(self.canary.watch(self.mount, lambda: self.names))
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self.mount.close()
+
+    def health(self) -> PoolHealth:
+        """Return how the mount is."""
+        return PoolHealth(
+            known_chunks=len(self._known),
+            down_reason=self.mount.down_reason,
+            num_downs=self.mount.counts.downs.total(),
+            threads_busy=self.mount.num_threads_busy,
+            problem=self.canary.problem,
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Return what else people want to know of it."""
+        names = self.names
+        return {
+            "paths": list(self.mount.paths),
+            "names": None if names is None else _told(names),
+        }
+
+    def _mount_changed(self, what: str) -> None:
+        fields = {"model": self._model, "paths": list(self.mount.paths)}
+        if what == "down":
+            reason = self.mount.down_reason
+            self._log.warning("shared_cache_down", **fields, reason=reason)
+        elif what == "replaced":
+            self._known.flush()
+            self._log.warning("shared_cache_replaced", **fields)
+        else:
+            self._log.info("shared_cache_up", **fields)
+
+
+def _told(names: FileNames) -> dict[str, Any]:
+    return {
+        "mode": names.mode.value,
+        "model_path": names.model,
+        "world_size": names.world_size,
+        "dtype": names.dtype,
+        "name_form": names.form.value,
+    }
+
+
+def _look(
+    hasher: ChunkHasher,
+    names: FileNames,
+    paths: Sequence[str],
+    chunks: Chunks,
+    known: tuple[int, int, Digest | None],
+) -> _Looked:
+    """Look for a prompt's files; runs in a thread.
+
+    Args:
+        hasher: Computes the chunks' hashes, as far as they are needed.
+        names: Makes names of them.
+        paths: Where the files are.
+        chunks: The prompt.
+        known: What is known of it, as `KnownChunks.span` returns it.
+
+    Raises:
+        OSError: The mount does not work.
+    """
+    start, end, before = known
+    first = start if before is not None else 0
+    digests: list[Digest] = []
+    more = hasher.hashes(chunks.packed_tokens, first, before)
+    told: list[tuple[int, bool, Digest]] = []
+
+    def digest_of(number: int) -> Digest:
+        while len(digests) <= number - first:
+            digests.append(next(more))
+        return digests[number - first]
+
+    def has_rank(number: int, rank: int) -> bool:
+        digest = digest_of(number)
+        name = names.of(digest, rank, chunks.salt)
+        return _is_file(f"{paths[path_index(digest, len(paths))]}/{name}")
+
+    def is_there(number: int) -> bool:
+        found = has_rank(number, 0)
+        told.append((number, found, digest_of(number)))
+        return found
+
+    num_chunks = longest_run(is_there, start, end)
+    for _ in range(MAX_STEPS_BACK):
+        others = range(1, names.world_size)
+        if num_chunks == start or all(has_rank(num_chunks - 1, rank) for rank in others):
+            return _Looked(num_chunks, told)
+        num_chunks -= 1
+        told.append((num_chunks, False, digest_of(num_chunks)))
+    return _Looked(start, told)
+
+
+def _is_file(path: str) -> bool:
+    try:
+        os.stat(path)  # noqa: PTH116 - a Path for each of thousands of names would cost more
+    except FileNotFoundError:
+        return False
+    except ValueError:  # a salt that no file's name can have
+        return False
+    except OSError as error:
+        if error.errno in _NO_SUCH_NAME:
+            return False
+        raise
+    return True
