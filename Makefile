@@ -39,10 +39,10 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help python setup demo test test-long check format docs bench soak measure-prompts measure-rolling measure-scale measure-events loadtest conformance-env conformance golden lock clean FORCE
+.PHONY: help python setup demo test test-long check format docs bench soak measure-prompts measure-rolling measure-scale measure-events measure-fleet measure-redis measure-redis-chaos measure-tiers loadtest conformance-env conformance conformance-l2 golden lock clean FORCE
 
 help:  ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 python:  ## print the Python that `make setup` would take, or what is missing
 	@$(find_python)
@@ -66,8 +66,10 @@ $(STAMP): $(LOCKED) pyproject.toml
 	@$(PY) -m pip install -qq --no-build-isolation --no-deps --editable .
 	@touch $@
 
-demo: $(STAMP)  ## round robin against expected_ttft on simulated replicas (ONCE=1 exits after it; TRACE=FILE_OR_FOLDER)
-	@$(PY) -m loadtests.demo $(if $(filter 1 true yes,$(ONCE)),--once) $(if $(TRACE),--trace "$(TRACE)")
+DEMO_OPTIONS = $(strip $(if $(filter 1 true yes,$(ONCE)),--once) $(if $(TRACE),--trace "$(TRACE)") \
+  $(if $(WORKERS),--workers "$(WORKERS)"))
+demo: $(STAMP)  ## round robin against expected_ttft on simulated replicas (ONCE=1, WORKERS=2, TRACE=FILE_OR_FOLDER)
+	@$(PY) -m loadtests.demo $(DEMO_OPTIONS)
 
 # Most tests wait for servers, so three at a time share two cores well; those that measure run by themselves. pytest
 # says 5 where ARGS selects none of a group.
@@ -111,18 +113,36 @@ measure-scale: $(STAMP)  ## what 300 replicas cost an idle gateway (REPLICAS=300
 measure-events: $(STAMP)  ## what KV events cost: speed, memory, and the requests beside them (REPLICAS=8 BLOCKS=25600)
 	@$(PY) -m loadtests.events $(if $(REPLICAS),--replicas "$(REPLICAS)") $(if $(BLOCKS),--blocks "$(BLOCKS)")
 
+measure-fleet: $(STAMP)  ## four gateways that share a Redis against one, the demo's traffic (GATEWAYS=4 ROUNDS=2 SECONDS_EACH=30)
+	@$(PY) -m loadtests.fleet $(if $(GATEWAYS),--gateways "$(GATEWAYS)") $(if $(ROUNDS),--rounds "$(ROUNDS)") \
+	  $(if $(SECONDS_EACH),--seconds "$(SECONDS_EACH)")
+
+measure-redis: $(STAMP)  ## what the index in Redis costs: look-ups, writes, memory (ROUNDS=1000 SECONDS_EACH=10)
+	@$(PY) -m tests.measure.redis_index $(if $(ROUNDS),--rounds "$(ROUNDS)") $(if $(SECONDS_EACH),--seconds "$(SECONDS_EACH)")
+
+measure-redis-chaos: $(STAMP)  ## nine ways in which the gateways' Redis fails, under traffic (FAULTS="kill wipe" SECONDS_EACH=30 RATE=100)
+	@$(PY) -m loadtests.redis_chaos $(if $(FAULTS),--faults $(FAULTS)) $(if $(RATE),--rate "$(RATE)") \
+	  $(if $(SECONDS_EACH),--seconds "$(SECONDS_EACH)")
+
 measure-prompts: $(STAMP)  ## what a prompt costs from body to block keys, and what a long one costs others (ROUNDS=40)
 	@$(PY) tests/measure/prompts.py $(if $(ROUNDS),--rounds "$(ROUNDS)")
+	@$(PY) tests/measure/forwarding.py
 	@$(PY) -m pytest tests/measure/large_prompts.py -s
+
+measure-tiers: $(STAMP)  ## what L2 is worth by prompt length and clients at once, against what was published
+	@$(PY) -m loadtests.tiers
 
 loadtest: $(STAMP)  ## one minute of mixed users against the demo fleet (HOST=http://... for any other)
 	@$(PY) -m loadtests.loadtest $(if $(HOST),--host "$(HOST)")
 
-conformance-env: $(STAMP)  ## install vLLM on CPU and a small model into build/, 3.5 GB
+conformance-env: $(STAMP)  ## install vLLM on CPU, LMCache and a small model into build/, 3.7 GB
 	@$(PY) -m loadtests.conformance.environment
 
 conformance: $(STAMP)  ## what the gateway foresees against two real vLLM replicas, at most 20 minutes
 	@$(PY) -m loadtests.conformance
+
+conformance-l2: $(STAMP)  ## the same with a real LMCache beside each and one directory as L2, some 5 minutes
+	@$(PY) -m loadtests.conformance_l2
 
 golden: $(STAMP)  ## record the token ids of tests/data/golden from a real vLLM (SETUPS="qwen3-tools")
 	@$(PY) -m loadtests.conformance.golden $(SETUPS)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gateway.config.describe import configuration_markdown
-from gateway.observability.metrics import metrics_markdown
+from gateway.observability.catalog import metrics_markdown
 
 PAGES: tuple[tuple[str, Callable[[], str]], ...] = (
     ("configuration.md", configuration_markdown),

@@ -16,6 +16,7 @@ from gateway.api.asgi import AsgiApp
 from gateway.api.openai import PublicApi
 from gateway.config.models import GatewayConfig
 from gateway.index.base import PrefixIndex
+from gateway.l2.pools import SharedPools
 from gateway.models import Models
 from gateway.observability.logging import EventLog
 from gateway.observability.metrics import Metrics
@@ -28,7 +29,7 @@ from gateway.proxy.transport import Deadlines, Transport
 from gateway.replicas.registry import Registry
 from gateway.sharing import Sharing
 from gateway.stored import Stored
-from routing.load import LoadBook
+from routing.load import LoadBook, Loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +37,17 @@ class Parts:
     """What outlives a configuration: books, connections, and what was learned.
 
     Attributes:
+        book: What this gateway has at the replicas.
+        loads: What all gateways have there.
+        shared_pools: What is known of the pools that models' replicas share.
         now: Monotonic seconds.
     """
 
     registry: Registry
     index: PrefixIndex
+    shared_pools: SharedPools
     book: LoadBook
+    loads: Loads
     transport: Transport
     stored: Stored
     budget: RetryBudget
@@ -57,7 +63,7 @@ class Parts:
 def build_pipeline(parts: Parts, models: Models, config: GatewayConfig) -> Pipeline:
     """Return what takes requests from a client to a replica and answers back."""
     registry, book, index, now = parts.registry, parts.book, parts.index, parts.now
-    placer = Placer(registry, book, index, config.index, parts.rng, now)
+    placer = Placer(registry, book, parts.loads, index, config.index, parts.rng, now)
     times = config.timeouts
     relay = Relay(
         registry=registry,

@@ -10,14 +10,16 @@ from functools import partial
 
 from gateway.config.engine import EngineConfig
 from gateway.config.errors import ConfigError, Problem
+from gateway.config.fleet import model_key
 from gateway.config.models import GatewayConfig, ModelConfig
 from gateway.kvevents.subscriber import Source
-from gateway.models import Model, Models, build_model, model_key
+from gateway.models import Model, Models, build_model
 from gateway.observability.logging import EventLog
 from gateway.prompt.bytecache import ByteCache
 from gateway.prompt.keys import BlockKeys
+from gateway.prompt.loading import ModelTokenizer, load_tokenizer
 from gateway.prompt.prepare import Preparer
-from gateway.prompt.tokenizer import PromptTokenizer, TokenizerUnavailable
+from gateway.prompt.tokenizer import TokenizerUnavailable
 from gateway.prompting import Prompting
 from gateway.proxy.transport import Origin
 from gateway.replicas.discovery.base import Found
@@ -57,6 +59,15 @@ def replica_builder(
     return build
 
 
+_Format = tuple[str, str]
+
+
+def _format(name: str, engine: EngineConfig) -> _Format:
+    """Return which of a folder's tokenizers is meant: it may have one in Mistral's format too."""
+    is_said = engine.renderer in ("template", "mistral")
+    return name, engine.renderer if is_said else "auto"
+
+
 class Tokenizers:
     """The tokenizers in use, each loaded once, in threads.
 
@@ -73,11 +84,11 @@ class Tokenizers:
         self._executor = executor
         self.cache = ByteCache(cache_bytes)
         self._log = log
-        self._tokenizer_by_name: dict[str, PromptTokenizer | None] = {}
+        self._tokenizer_by_format: dict[_Format, ModelTokenizer | None] = {}
 
     async def load(
         self, name: str, engine: EngineConfig, *, required: bool
-    ) -> PromptTokenizer | None:
+    ) -> ModelTokenizer | None:
         """Return a tokenizer by its folder or hub id.
 
         Args:
@@ -89,40 +100,35 @@ class Tokenizers:
         Raises:
             ConfigError: It is required and cannot be loaded.
         """
-        known = self._tokenizer_by_name.get(name)
+        which = _format(name, engine)
+        known = self._tokenizer_by_format.get(which)
         loop = asyncio.get_running_loop()
         try:
             if known is None:
-                load = partial(PromptTokenizer.load, name, self.cache)
+                load = partial(load_tokenizer, name, engine, self.cache)
                 known = await loop.run_in_executor(self._executor, load)
-                self._tokenizer_by_name[name] = known
+                self._tokenizer_by_format[which] = known
                 self._tell(name, known)
             return await loop.run_in_executor(self._executor, known.for_engine, engine)
         except TokenizerUnavailable as problem:
             if required:
                 raise ConfigError([Problem("", "tokenizer", str(problem))]) from None
             self._log.warning("tokenizer_unavailable", tokenizer=name, problem=str(problem))
-            self._tokenizer_by_name.setdefault(name, None)
+            self._tokenizer_by_format.setdefault(which, None)
             return None
 
-    def _tell(self, name: str, loaded: PromptTokenizer) -> None:
-        proven = loaded.proven
-        self._log.info(
-            "tokenizer_loaded",
-            tokenizer=name,
-            faster=proven.not_faster or "yes",
-            keeps_segments=proven.not_kept or "yes",
-            direct_template=loaded.is_direct,
-        )
+    def _tell(self, name: str, loaded: ModelTokenizer) -> None:
+        self._log.info("tokenizer_loaded", tokenizer=name, **loaded.facts)
 
     def keep(self, names: Iterable[str]) -> None:
         """Drop those that no model uses any more: each takes hundreds of megabytes."""
-        for name in self._tokenizer_by_name.keys() - set(names):
-            del self._tokenizer_by_name[name]
+        wanted = set(names)
+        for which in [each for each in self._tokenizer_by_format if each[0] not in wanted]:
+            del self._tokenizer_by_format[which]
 
     def is_known(self, name: str) -> bool:
         """Return whether a running model asked for it, in vain or not."""
-        return name in self._tokenizer_by_name
+        return any(which[0] == name for which in self._tokenizer_by_format)
 
 
 async def build_models(

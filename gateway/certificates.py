@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gateway.config.access import ListenTlsConfig, ReplicaTlsConfig
+from gateway.config.fleet import model_key
 from gateway.config.models import GatewayConfig
-from gateway.models import model_key
 from gateway.proxy.tls import TlsError, client_context
 
 Version = tuple[str | float, ...]

@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from gateway import cli_admin
+from gateway import cli_admin, cli_l2
 from gateway.config.check import EXIT_VALID, check_file
 from gateway.config.errors import ConfigError
 from gateway.config.load import config_from_flags, load_config
 from gateway.config.models import GatewayConfig
+from gateway.exits import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from routing.policies import POLICIES
 
-# New objects, less those that died, between two collections of the youngest ones. Requests leave no
-# cycles, and a thousand that are under way hold 100,000 objects that each pass would look at; the
-# interpreter's own 700 costs 3 % of a short request.
-GC_NEW_OBJECTS = 50_000
-# How long a thread that prepares a long prompt may keep the event loop waiting for its turn; the
-# interpreter's own 5 ms are as much as such a prompt may cost another request in all.
-THREAD_TURN_S = 0.5e-3
-
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_USAGE = 2  # as argparse: the command or its configuration is wrong
+# More than the cores of any host that this is for; a typing error must not start 1,000 processes.
+MAX_WORKERS = 64
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _check(given)
         if "admin_call" in given:
             return cli_admin.call(given, sys.stdout, sys.stderr)
+        if "l2_call" in given:
+            return cli_l2.call(given, sys.stdout, sys.stderr)
         print(f"warmroute {version('warmroute')}")
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -70,6 +62,13 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--host", help="with --replica: address of the public listener")
     serve.add_argument("--port", type=int, help="with --replica: port of the public listener")
     serve.add_argument("--admin-port", type=int, help="with --replica: port of the admin listener")
+    serve.add_argument(
+        "--workers",
+        metavar="N",
+        type=_num_workers,
+        default=1,
+        help="processes that share the listener, each with a core to itself",
+    )
     check = commands.add_parser("check", help="validate a configuration")
     check.add_argument("file", metavar="FILE")
     check.add_argument(
@@ -78,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         help="also ask every replica what it is; exits 1 where one does not fit",
     )
     cli_admin.add_commands(commands)
+    cli_l2.add_commands(commands)
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -108,32 +108,18 @@ def _quiet_libraries() -> None:
 
 def _serve(given: argparse.Namespace) -> int:
     config = _config(given)
+    file = None if given.config is None else Path(given.config)
     _quiet_libraries()
-    import uvloop  # noqa: PLC0415 - `check` and `version` need none of this, and start in 0.2 s
+    from gateway.observability.logging import configure  # noqa: PLC0415 - others start in 0.2 s
 
-    from gateway.observability.logging import configure  # noqa: PLC0415
-    from gateway.proxy.tls import TlsError  # noqa: PLC0415
-    from gateway.runtime import Gateway  # noqa: PLC0415
-    from gateway.server import ListenError  # noqa: PLC0415
-
-    gc.set_threshold(GC_NEW_OBJECTS)
-    sys.setswitchinterval(THREAD_TURN_S)
     log = configure(config.logging.level)
+    if given.workers > 1:
+        from gateway.workers.supervisor import supervise  # noqa: PLC0415
 
-    async def run() -> None:
-        gateway = Gateway(config, log, None if given.config is None else Path(given.config))
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, gateway.stop)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, gateway.reload)
-        await gateway.run()
+        return supervise(config, log, file, given.workers)
+    from gateway.serving import serve  # noqa: PLC0415 - seconds, which the supervisor need not wait
 
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run())
-    except (ListenError, TlsError) as error:
-        print(f"warmroute: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    return EXIT_OK
+    return serve(config, log, file)
 
 
 def _config(given: argparse.Namespace) -> GatewayConfig:
@@ -153,6 +139,13 @@ def _config(given: argparse.Namespace) -> GatewayConfig:
         admin_port=given.admin_port,
         policy=given.policy,
     )
+
+
+def _num_workers(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= MAX_WORKERS:
+        raise argparse.ArgumentTypeError(f"must be from 1 to {MAX_WORKERS}, got {number}")
+    return number
 
 
 def _usage(problem: str) -> None:

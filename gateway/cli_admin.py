@@ -11,9 +11,7 @@ from typing import Any, TextIO
 from urllib.parse import quote
 
 from gateway.config.fields import DEFAULT_ADMIN
-
-EXIT_OK = 0
-EXIT_FAILED = 1
+from gateway.exits import EXIT_FAILED, EXIT_OK
 
 # For an answer from memory. A drain adds what it may wait.
 _TIMEOUT_S = 10.0
@@ -45,7 +43,11 @@ def add_commands(commands: Any) -> None:
     host, port = DEFAULT_ADMIN
     reload = commands.add_parser("reload", help="load the configuration file again")
     reload.set_defaults(admin_call=lambda _: ("POST", "reload", None))
-    for command in (replicas, cordon, drain, uncordon, weight, reload):
+    flush = commands.add_parser("flush", help="forget what is known of a shared pool")
+    flush.add_argument("tier", choices=["l2"], help="the tier")
+    flush.add_argument("--model", metavar="NAME", help="of this model only")
+    flush.set_defaults(admin_call=_flush)
+    for command in (replicas, cordon, drain, uncordon, weight, reload, flush):
         command.add_argument(
             "--admin", metavar="URL", default=f"http://{host}:{port}", help="admin listener"
         )
@@ -101,6 +103,11 @@ def _hold(given: argparse.Namespace) -> tuple[str, str, Any]:
     return "POST", _path(given, given.command) + wait, {"reason": given.reason}
 
 
+def _flush(given: argparse.Namespace) -> tuple[str, str, Any]:
+    model = f"&model={quote(given.model, safe='')}" if given.model else ""
+    return "POST", f"flush?tier={given.tier.upper()}{model}", None
+
+
 def _weigh(given: argparse.Namespace) -> tuple[str, str, Any]:
     if given.weight == "configured":
         return "DELETE", _path(given, "weight"), None
@@ -117,6 +124,9 @@ def _shown(told: Mapping[str, Any]) -> Iterator[str]:
         yield told["result"]
         yield from told["changes"]
         yield from (f"needs a restart: {change}" for change in told["needs_restart"])
+        return
+    if "flushed" in told:
+        yield from (f"{model}: {number} forgotten" for model, number in told["flushed"].items())
         return
     if "replicas" not in told:
         yield from _table([_row(told)])

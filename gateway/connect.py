@@ -10,12 +10,15 @@ from random import Random
 from typing import Any, TextIO, cast
 
 from gateway.building import replica_builder
+from gateway.config.fleet import model_key
 from gateway.config.models import GatewayConfig, ModelConfig
 from gateway.engines import vllm
 from gateway.errors import UpstreamError
-from gateway.models import model_key
+from gateway.l2.inspecting import inspect_pool
 from gateway.proxy.tls import client_context
 from gateway.proxy.transport import HttpToolsTransport
+from gateway.redis.checking import look
+from gateway.redis.dialing import dialing_of
 from gateway.replicas.asking import Line, Refused, what_is_wrong
 from gateway.replicas.contradictions import contradictions, usual
 from gateway.replicas.discovery.base import Discovery, Snapshot
@@ -66,6 +69,11 @@ async def check_fleet(config: GatewayConfig, out: TextIO) -> int:
             new = sorted((f for f in snapshot if f.url not in known), key=lambda f: f.url)
             replicas += [build(ReplicaId(f.name or f.url.partition("://")[2]), f) for f in new]
         num_problems += await _ask_all(model, replicas, config.health.timeout_s, out)
+        num_problems += await inspect_pool(model, replicas, out)
+    if config.index.backend == "redis":
+        lines, found = await look(config.index, dialing_of(config.index, time.monotonic, Random()))
+        out.writelines(f"{line}\n" for line in lines)
+        num_problems += found
     ending = "1 problem" if num_problems == 1 else f"{num_problems or 'no'} problems"
     out.write(f"  {ending}\n")
     return EXIT_PROBLEMS if num_problems else EXIT_FITS

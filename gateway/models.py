@@ -6,16 +6,21 @@ nothing to choose; gateway/sharing.py draws where several serve the same name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+from gateway.config.fleet import model_key
 from gateway.config.models import GatewayConfig, ModelConfig, RuleConfig
 from gateway.errors import ModelNotFound, NoEligibleReplica
+from gateway.l2.base import SharedCache
+from gateway.l2.host_memory import HostMemories
 from gateway.prompt.verified import Prompts
 from gateway.replicas.facts import ServedModel
 from gateway.replicas.registry import Replica
 from gateway.routes import Route, build_cost, build_routes
 from gateway.rules import Rule, Wanted, build_rules
+from routing.calibration import Calibrator, Observed
 from routing.cost import CostModel
 from routing.types import ReplicaId
 from routing.value import value
@@ -39,6 +44,10 @@ class Model:
         served: What its replicas said they serve, by name.
         max_model_len: Tokens of prompt and answer together, as they said; the shortest is safe.
         num_routed: Requests routed so far.
+        shared: The pool that its replicas share; None for none.
+        host: Their host memories, where they are modelled.
+        calibrator: Learns its prices; None where they stay as configured.
+        routes: Makes its routes anew, by prices.
     """
 
     key: str
@@ -54,6 +63,10 @@ class Model:
     served: Mapping[str, ServedModel] = field(default_factory=dict)
     max_model_len: int | None = None
     num_routed: int = 0
+    shared: SharedCache | None = None
+    host: HostMemories | None = None
+    calibrator: Calibrator | None = None
+    routes: Callable[[CostModel], Mapping[str, Route]] | None = None
     _told: dict[ReplicaId, Sequence[ServedModel]] = field(default_factory=dict)
 
     def lora(self, name: str) -> str:
@@ -91,10 +104,24 @@ class Model:
         self._unite()
         return True
 
+    def observe(self, seen: Observed) -> None:
+        """Learn from one answer; from the next request on, new prices are in force."""
+        if self.calibrator is not None and self.calibrator.observe(seen):
+            self._reprice(self.calibrator.cost)
+
+    def _reprice(self, cost: CostModel) -> None:
+        self.cost = cost
+        if self.routes is not None:
+            self.route_by_policy = self.routes(cost)
+
     def inherit(self, before: Model) -> None:
         """Take over what the same pool has learned under the configuration before."""
         self.num_routed = before.num_routed
         self._told = before._told
+        mine, theirs = self.calibrator, before.calibrator
+        if mine is not None and theirs is not None and mine.prior == theirs.prior:
+            self.calibrator = theirs
+            self._reprice(theirs.cost)
         self._unite()
 
     def forget(self, replica_id: ReplicaId) -> bool:
@@ -275,14 +302,11 @@ def build_model(config: GatewayConfig, model: ModelConfig, preparer: Prompts) ->
         cost=cost,
         preparer=preparer,
         route_by_policy=build_routes(config.policies, cost),
+        calibrator=Calibrator(cost) if model.calibrate else None,
+        routes=partial(build_routes, config.policies),
         default_policy=model.policy or config.default_policy,
         names=frozenset({*model.aliases, *([model.name] if model.name else [])}),
         aliases=frozenset(model.aliases),
         weight=model.weight,
         forward_token_ids=model.forward_token_ids,
     )
-
-
-def model_key(model: ModelConfig) -> str:
-    """Return a pool's identity: its name, its model's, or a word where replicas will tell that."""
-    return model.pool or model.name or "default"

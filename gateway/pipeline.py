@@ -15,6 +15,7 @@ from gateway.api.endpoints import Endpoint
 from gateway.config.models import GatewayConfig
 from gateway.errors import ResponseNotFound
 from gateway.index.base import PrefixIndex
+from gateway.l2.asking import SharedQuestion, credit_shared
 from gateway.models import Model, Models
 from gateway.observability.record import RequestRecord
 from gateway.placement import Asked, KeysByBlockSize, Placer, hash_specs
@@ -68,7 +69,7 @@ class Pipeline:
             GatewayError: No replica's answer has begun; the caller makes the error answer of it.
         """
         if endpoint.kind is None:
-            placed = self.placer.follow(self._holder(endpoint.response_id))
+            placed = self.placer.follow(await self._holder(endpoint.response_id))
         else:
             if len(request.body) <= INLINE_JSON_BYTES:
                 body = self.read(request, endpoint.kind)
@@ -76,6 +77,8 @@ class Pipeline:
                 body = await asyncio.to_thread(self.read, request, endpoint.kind)
             request.caller.check_model(body.model)
             request, body = self.isolate(request, body)
+            if self.relay.stored.is_shared:
+                await self.relay.stored.learn_session(request.headers)
             asked = await self.ask(request, body, record)
             if asked.choice.model.forward_token_ids:
                 request = await self._with_token_ids(request, asked)
@@ -160,7 +163,16 @@ class Pipeline:
         prompt = await model.preparer.prepare(body, specs, model.max_model_len)
         record.prepared(prompt, self.now())
         keys = {} if prompt.problem else {spec.block_size: prompt.keys(spec) for spec in specs}
+        question = None
+        if model.shared is not None and not prompt.problem:
+            lora = model.lora(body.model)
+            question = SharedQuestion(model.shared, prompt, lora, self.now)
         matches = await self._look_up(keys, record)
+        if question is not None:
+            replicas = self.registry.of_model(model.key)
+            prefix = await question.answer()
+            matches = credit_shared(matches, replicas, prefix, model.host, prompt.num_tokens)
+            record.shared, record.shared_late = question.prefix, question.is_late
         record.looked_up(matches, self.now())
         return Asked(choice, prompt, route.session(request.headers), keys, matches)
 
@@ -178,8 +190,8 @@ class Pipeline:
             record.lookup_failed = True
         return {}
 
-    def _holder(self, response_id: str | None) -> ReplicaId:
-        replica = self.relay.stored.response(response_id or "")
+    async def _holder(self, response_id: str | None) -> ReplicaId:
+        replica = await self.relay.stored.response(response_id or "")
         if replica is None or self.registry.get(replica) is None:
             raise ResponseNotFound("No replica is known to hold this response.")
         return replica

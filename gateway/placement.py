@@ -19,7 +19,7 @@ from gateway.models import Choice, Model
 from gateway.prompt.prepare import Prompt
 from gateway.replicas.registry import Registry, Replica, rung_of
 from routing.hashing import HashSpec
-from routing.load import Lease, LoadBook
+from routing.load import Lease, LoadBook, Loads
 from routing.types import (
     NO_MATCH,
     BlockKey,
@@ -105,6 +105,7 @@ class Placer:
     Args:
         registry: The replicas.
         book: Their loads.
+        loads: The same, with those of other gateways.
         index: Learns of predicted holders.
         times: How long predictions live.
         rng: Breaks ties.
@@ -115,6 +116,7 @@ class Placer:
         self,
         registry: Registry,
         book: LoadBook,
+        loads: Loads,
         index: PrefixIndex,
         times: IndexConfig,
         rng: Random,
@@ -122,6 +124,7 @@ class Placer:
     ) -> None:
         self._registry = registry
         self._book = book
+        self._loads = loads
         self._index = index
         self._times = times
         self.rng = rng
@@ -145,13 +148,14 @@ class Placer:
         candidates = [
             Candidate(
                 replica=replica.replica_id,
-                load=self._book.snapshot(replica.replica_id, now),
+                load=self._loads.snapshot(replica.replica_id, now),
                 match=matches.get(replica.replica_id, NO_MATCH),
                 weight=replica.weight,
             )
             for replica in replicas
         ]
-        return asked.choice.route.router.decide(_query(asked, replicas), candidates, self.rng)
+        query = _query(asked, replicas, self._loads.num_gateways)
+        return asked.choice.route.router.decide(query, candidates, self.rng)
 
     def place(self, asked: Asked, home: Replica | None = None) -> Placed:
         """Decide, and book the request on the chosen replica in the same step.
@@ -197,10 +201,15 @@ class Placer:
 
     def _believed(self, asked: Asked) -> Mapping[ReplicaId, PrefixMatch]:
         """Return the matches that a decision may count on."""
-        distrusted = self._registry.distrusted
-        if not distrusted:
+        distrusted, unserved = self._registry.distrusted, self._registry.shared_distrusted
+        if not distrusted and not unserved:
             return asked.matches
-        return {name: match for name, match in asked.matches.items() if name not in distrusted}
+        return {
+            name: _without_shared(match) if name in unserved else match
+            for name, match in asked.matches.items()
+            # Who is not believed to hold anything may still take all from the pool.
+            if name not in distrusted or match.total_tokens == match.l2_tokens
+        }
 
     def _book_asked(self, asked: Asked, replica: Replica) -> Lease:
         replica_id = replica.replica_id
@@ -213,12 +222,20 @@ class Placer:
         if not keys:
             return None
         times = self._times
-        ttl_s = times.predicted_ttl_s if replica.follows_events else times.eventless_ttl_s
+        # Where events are cut off, nothing confirms a prediction until they can be replayed.
+        is_told = replica.follows_events and not replica.misses_events
+        ttl_s = times.predicted_ttl_s if is_told else times.eventless_ttl_s
         num_blocks = replica.facts.num_blocks
-        return self._index.predict(replica.replica_id, keys, ttl_s, num_blocks)
+        match = asked.matches.get(replica.replica_id, NO_MATCH)
+        num_held = match.l0_tokens // (replica.block_size or 1)
+        return self._index.predict(replica.replica_id, keys, ttl_s, num_blocks, num_held)
 
 
-def _query(asked: Asked, replicas: Sequence[Replica]) -> RouteQuery:
+def _without_shared(match: PrefixMatch) -> PrefixMatch:
+    return PrefixMatch(match.l0_tokens, match.l1_tokens, 0, match.confirmed_tokens)
+
+
+def _query(asked: Asked, replicas: Sequence[Replica], num_gateways: int) -> RouteQuery:
     prompt, session = asked.prompt, asked.session
     rung = Rung.HASHED if prompt.body.has_prompt else Rung.LOAD
     query = RouteQuery(
@@ -226,6 +243,7 @@ def _query(asked: Asked, replicas: Sequence[Replica]) -> RouteQuery:
         rung=rung if prompt.packed_tokens is None else rung_of(replicas),
         session_key=None if session is None else int(xxh3_64_intdigest(session)),
         sequence=asked.choice.model.num_routed,
+        num_gateways=num_gateways,
     )
     if asked.choice.route.router.policy.can_rank(query):
         return query

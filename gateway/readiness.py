@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ from gateway.replicas.registry import Registry, ReplicaState
 # A discovery that works answers within a second or two. One that does not must not keep from
 # serving what the others found.
 DISCOVERY_PATIENCE_S = 10.0
+# Between two looks at whether replicas have answered: much less than a probe takes to come round.
+_LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,19 @@ class Readiness:
     is_stopping: Callable[[], bool]
     patience_until: float
     now: Callable[[], float]
+
+    async def settled(self, patience_s: float) -> None:
+        """Wait until every discovery and every replica was asked once, but not for ever.
+
+        Args:
+            patience_s: Seconds at most: a replica that is down never answers.
+        """
+        until = self.now() + patience_s
+        while self.now() < until and not self.is_stopping():
+            told = self.all_synced()
+            if told and all(one.state is not ReplicaState.STARTING for one in self.registry):
+                return
+            await asyncio.sleep(_LOOK_S)
 
     def why_not(self) -> str | None:
         """Return what speaks against it, in one word; None where the gateway is ready."""

@@ -65,6 +65,7 @@ class Reloader:
         prepare: See `Prepare`.
         metrics: Shows what became of reloads.
         log: Gets one line for each that changed or refused something.
+        adapt: Makes the one to run of what the file says; None where that is the same.
     """
 
     def __init__(
@@ -74,8 +75,10 @@ class Reloader:
         prepare: Prepare,
         metrics: Metrics,
         log: EventLog,
+        adapt: Callable[[GatewayConfig], GatewayConfig] | None = None,
     ) -> None:
         self._file = file
+        self._adapt = adapt or (lambda said: said)
         self._wanted = config  # as the file said when it was last good
         self._running = config
         self._prepare = prepare
@@ -101,7 +104,8 @@ class Reloader:
         async with self._turn:
             try:
                 # 300 replicas of YAML take 40 ms: in a thread, or every stream would stop so long.
-                wanted = await asyncio.to_thread(load_config, str(self._file), os.environ)
+                said = await asyncio.to_thread(load_config, str(self._file), os.environ)
+                wanted = self._adapt(said)
                 running = restart_values(self._running, wanted)
                 changes = tuple(differences(self._wanted, wanted))
                 commit = await self._prepare(running)

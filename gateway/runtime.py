@@ -5,17 +5,39 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.api.keyfile import load_all_keys
 from gateway.certificates import Certificates
 from gateway.config.models import GatewayConfig
-from gateway.listeners import Listeners
+from gateway.listeners import Listeners, Sockets, bind_both
 from gateway.observability.logging import EventLog
 from gateway.observability.metrics import Metrics
 from gateway.reload import Reloader
 from gateway.wiring import Wiring
+
+# How long a late worker leaves clients to the others, for replicas that do not answer.
+LATE_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is given to a gateway that is one of several workers; see `gateway.workers`.
+
+    Attributes:
+        sockets: It listens there, not at the configured addresses.
+        late: Whether clients' connections wait until all is built and replicas were asked.
+        adapt: Makes the worker's configuration of what the file says.
+        started: Called when all is built, in place of the log's `ready`.
+    """
+
+    sockets: Sockets
+    late: bool
+    adapt: Callable[[GatewayConfig], GatewayConfig]
+    started: Callable[[], None]
 
 
 class Gateway:
@@ -25,6 +47,7 @@ class Gateway:
         config: Validated.
         log: Where events go.
         file: Where the configuration came from, to load it again; None where it has no file.
+        place: Where it is one of several workers.
 
     Raises:
         ConfigError: The key file cannot be used.
@@ -32,17 +55,25 @@ class Gateway:
         ListenError: One of its addresses cannot be bound.
     """
 
-    def __init__(self, config: GatewayConfig, log: EventLog, file: Path | None = None) -> None:
-        self._config = config
+    def __init__(
+        self,
+        config: GatewayConfig,
+        log: EventLog,
+        file: Path | None = None,
+        place: Place | None = None,
+    ) -> None:
+        self._config = config if place is None else place.adapt(config)
         self._log = log
         self._file = file
+        self._place = place
         self._metrics = Metrics()
         self._reload_asked = asyncio.Event()
         # What is broken shows before anything is bound.
         self._certificates = Certificates()
         self._certificates.load(config)
         load_all_keys(config.auth, os.environ)
-        self._listeners = Listeners(config)
+        sockets = bind_both(config) if place is None else place.sockets
+        self._listeners = Listeners(config, sockets, late=place is not None and place.late)
 
     @property
     def url(self) -> str:
@@ -79,7 +110,8 @@ class Gateway:
         config, log, metrics = self._config, self._log, self._metrics
         try:
             wiring = Wiring(config, self._listeners, self._certificates, metrics, log, stack)
-            reloader = Reloader(self._file, config, wiring.prepare, metrics, log)
+            adapt = None if self._place is None else self._place.adapt
+            reloader = Reloader(self._file, config, wiring.prepare, metrics, log, adapt)
             await wiring.start(reloader)
         except BaseException:
             self._listeners.stop()
@@ -88,11 +120,20 @@ class Gateway:
         # (transformers alone leaves half a million objects) costs a fifth of a short request.
         gc.collect()
         gc.freeze()
-        log.info("ready", url=self.url, admin_url=self.admin_url)
+        if self._place is not None and self._place.late:
+            await wiring.settled(LATE_PATIENCE_S)
+        self._tell_ready()
         while True:
             await self._reload_asked.wait()
             self._reload_asked.clear()
             await reloader.reload_quietly("signal")
+
+    def _tell_ready(self) -> None:
+        self._listeners.accept()
+        if self._place is None:
+            self._log.info("ready", url=self.url, admin_url=self.admin_url)
+        else:
+            self._place.started()
 
     async def _tell_of_stop(self) -> None:
         await self._listeners.stopping()

@@ -60,6 +60,48 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
+def reserve(host: str, port: int) -> socket.socket:
+    """Return a socket that keeps an address for the workers of one host, and takes no connections.
+
+    Each of them listens at that address by a socket of its own, see `share`, and the kernel gives
+    each new connection to one of these.
+
+    Raises:
+        ListenError: As `bind`.
+    """
+    if port:
+        bind(host, port).close()  # two fleets of workers on one port would share it in silence
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return share(family, address)
+    except OSError as error:
+        raise ListenError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+def share(family: int, address: Any) -> socket.socket:
+    """Return a socket that is bound to an address, beside others of this user, and not listening.
+
+    Args:
+        family: Of the address.
+        address: As `socket.getsockname` of a reserved one returns it.
+
+    Raises:
+        OSError: Somebody else has it.
+    """
+    shared = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            shared.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # as create_server does
+        shared.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        shared.bind(address)
+    except BaseException:
+        shared.close()
+        raise
+    return shared
+
+
 def duplicates(bound: socket.socket) -> list[socket.socket]:
     """Return further handles of a listening socket, so that a loop's round accepts more than one.
 
@@ -71,6 +113,8 @@ def duplicates(bound: socket.socket) -> list[socket.socket]:
 
 def url_of(bound: socket.socket, scheme: str = "http") -> str:
     """Return a URL under which a listening socket is reached from this machine."""
+    if bound.family == socket.AF_UNIX:
+        return f"unix:{bound.getsockname()}"
     host, port = bound.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from gateway.proxy.headers import Header, first
 from routing.types import ReplicaId
@@ -53,11 +54,32 @@ class Notes:
         self.reading = found is None and not other and len(self._head) < _LOOKED_AT_BYTES
 
 
-class Stored:
-    """Ids of responses and sessions, and the replicas that made them, bounded."""
+class Elsewhere(Protocol):
+    """What other gateways know of such ids."""
 
-    def __init__(self) -> None:
+    def remember(self, key: bytes, replica: ReplicaId) -> None:
+        """Tell them; returns at once."""
+        ...
+
+    async def recall(self, key: bytes) -> ReplicaId | None:
+        """Ask them, for some milliseconds at most; None where none knows."""
+        ...
+
+
+class Stored:
+    """Ids of responses and sessions, and the replicas that made them, bounded.
+
+    Args:
+        elsewhere: Knows those of other gateways; None where there are none.
+
+    Attributes:
+        is_shared: Whether there may be others.
+    """
+
+    def __init__(self, elsewhere: Elsewhere | None = None) -> None:
         self._replica_by_id: OrderedDict[bytes, ReplicaId] = OrderedDict()
+        self._elsewhere = elsewhere
+        self.is_shared = elsewhere is not None
 
     def notes(self, headers: Sequence[Header], replica: ReplicaId, path: str) -> Notes:
         """Note what an answer's headers say, and return what reads the rest from its body."""
@@ -68,16 +90,34 @@ class Stored:
                 self._keep(b"session " + session, replica)
         return Notes(self._keep, replica, reading=path == RESPONSES_PATH)
 
-    def response(self, response_id: str) -> ReplicaId | None:
+    async def response(self, response_id: str) -> ReplicaId | None:
         """Return who holds a response, or None."""
-        return self._replica_by_id.get(b"response " + response_id.encode())
+        key = b"response " + response_id.encode()
+        return self._replica_by_id.get(key) or await self._recall(key)
+
+    async def learn_session(self, headers: Sequence[Header]) -> None:
+        """Ask for the session that a request names, where another gateway may have opened it."""
+        named = first(headers, SESSION_HEADER) if self._elsewhere is not None else None
+        if named is None or not 0 < len(named) <= MAX_SESSION_BYTES or named == NEW_SESSION:
+            return
+        key = b"session " + named
+        if key not in self._replica_by_id:
+            await self._recall(key)
 
     def session(self, headers: Sequence[Header]) -> ReplicaId | None:
         """Return who opened the session that a request names, or None."""
         named = first(headers, SESSION_HEADER) if self._replica_by_id else None
         return None if named is None else self._replica_by_id.get(b"session " + named)
 
+    async def _recall(self, key: bytes) -> ReplicaId | None:
+        found = await self._elsewhere.recall(key) if self._elsewhere is not None else None
+        if found is not None:
+            self._keep(key, found)
+        return found
+
     def _keep(self, key: bytes, replica: ReplicaId) -> None:
+        if self._elsewhere is not None:
+            self._elsewhere.remember(key, replica)
         self._replica_by_id[key] = replica
         if len(self._replica_by_id) > MAX_RESPONSES:
             self._replica_by_id.popitem(last=False)

@@ -13,17 +13,19 @@ from random import Random
 from gateway.admission import Admission
 from gateway.api.access import Keys
 from gateway.api.admin import build_admin_app
+from gateway.api.admin_shared import shared_routes
 from gateway.api.keyfile import load_all_keys, watch_keys
 from gateway.api.public import build_public_app
 from gateway.assembly import Parts, build_pipeline, build_public_api
 from gateway.building import Tokenizers, build_models
 from gateway.certificates import Certificates
+from gateway.company import Company, keep_company
 from gateway.config.errors import ConfigError, Problem
 from gateway.config.models import GatewayConfig
 from gateway.fleet import FleetView
-from gateway.index.memory import MemoryIndex
 from gateway.kvevents.follow import Followers
 from gateway.kvevents.subscriber import Context
+from gateway.l2.pools import SharedPools
 from gateway.listeners import Listeners
 from gateway.models import Models
 from gateway.observability.logging import EventLog
@@ -42,10 +44,6 @@ from gateway.replicas.registry import Registry, Replica, ReplicaState
 from gateway.replicas.word import EngineWord
 from gateway.stored import Stored
 from routing.load import LoadBook
-
-# Predictions kept at most, in (block, replica) pairs: what 80 requests a second of 200 blocks
-# predict in the 120 s that a replica without events gets.
-MAX_PREDICTED = 2_000_000
 
 
 class Wiring:
@@ -76,27 +74,37 @@ class Wiring:
         now = time.monotonic
         self._config = config
         self._listeners, self._certificates = listeners, certificates
-        self._metrics, self._log = metrics, log
+        self._metrics, self._log, self._stack = metrics, log, stack
         self._executor = ThreadPoolExecutor(config.prepare.threads, "prepare")
         stack.callback(self._executor.shutdown, wait=False, cancel_futures=True)
         self._tokenizers = Tokenizers(self._executor, log, config.prepare.cache_bytes)
+        metrics.prompts.follow(self._tokenizers.cache)
         registry = Registry((), config.ejection, now, self._note_state)
-        index = MemoryIndex(config.index.max_blocks, MAX_PREDICTED, now)
         book = LoadBook()
-        context = Context()
+        self._company = company = self._keep_company(book)
+        context, index = Context(), company.index
         stack.callback(context.destroy, linger=0)
-        self._followers = Followers(index, context, config.index.max_blocks, now)
+        max_blocks = config.index.max_blocks
+        self._followers = Followers(index, context, max_blocks, now, company.division)
         stack.callback(self._followers.close)
         transport = HttpToolsTransport(now)
         stack.callback(transport.close)
+        pools = SharedPools(registry, lambda: HttpToolsTransport(now), log, now)
+        stack.callback(pools.close)
+        if (
+            company.shared is None
+        ):  # else a gateway sees some replicas' events only, and the index has all
+            self._followers.take_shared = pools.take
         self._following = Following(registry, self._followers, book, transport, log, now)
         stack.callback(self._following.close)
         self._parts = Parts(
             registry=registry,
             index=index,
+            shared_pools=pools,
             book=book,
+            loads=company.loads,
             transport=transport,
-            stored=Stored(),
+            stored=Stored(company.elsewhere),
             budget=RetryBudget(config.retries.budget_ratio),
             keys=Keys(config.auth.required, now),
             admission=Admission(config.limits),
@@ -108,17 +116,9 @@ class Wiring:
         )
         self._prompting = Prompting(self._parts, self._executor, config.prepare)
         stack.callback(self._stop_prompting)
-        self._readiness = Readiness(
-            registry=registry,
-            min_replicas=config.health.ready_replicas,
-            all_synced=lambda: self._following.all_synced,
-            is_stopping=listeners.is_stopping,
-            patience_until=now() + DISCOVERY_PATIENCE_S,
-            now=now,
-        )
+        self._readiness = self._readiness_of(registry)
         self._pipeline: Pipeline = build_pipeline(self._parts, Models((), ()), config)
         self._others = build_public_app(lambda: self._pipeline.models, self._why_not_ready)
-        self._stack = stack
         self._started = False
 
     async def start(self, reloader: Reloader) -> None:
@@ -128,13 +128,18 @@ class Wiring:
             ConfigError: It cannot be used.
         """
         (await self.prepare(self._config))()
-        parts = self._parts
+        parts, shared, exchange = self._parts, self._company.shared, None
+        if shared is not None:
+            metrics, log = self._metrics, self._log
+            exchange = shared.begin(parts.registry, self._followers, parts.keys, metrics, log)
+            self._stack.push_async_callback(exchange.close)
         feeds = self._following.feeds
-        view = FleetView(parts, lambda: self._pipeline.models, self._followers, feeds)
-        operations = Operations(parts.registry, parts.book, self._log, parts.now)
+        view = FleetView(parts, lambda: self._pipeline.models, self._followers, feeds, exchange)
+        operations = Operations(parts.registry, parts.book, parts.loads, self._log, parts.now)
         admin = build_admin_app(
             lambda: self._pipeline, view, operations, reloader, self._why_not_ready
         )
+        admin.include_router(shared_routes(parts.shared_pools, self._log))
         self._listeners.admin.give(admin)
         for name, watching in (
             ("reload", reloader.watch()),
@@ -172,6 +177,7 @@ class Wiring:
             self._following.change(models, config.models, probe_times(config.health), contexts)
             self._tokenizers.cache.resize(config.prepare.cache_bytes)
             self._tokenizers.keep(model.tokenizer for model in config.models if model.tokenizer)
+            parts.shared_pools.change(config.models, models)
             self._listeners.configure(config)
             self._listeners.public.give(public)
             prompting.start()
@@ -179,8 +185,34 @@ class Wiring:
 
         return commit
 
+    def _keep_company(self, book: LoadBook) -> Company:
+        return keep_company(
+            self._config.index,
+            book,
+            self._metrics,
+            self._log,
+            self._stack,
+            lookup_timeout_s=lambda: self._config.index.lookup_timeout_s,
+            now=time.monotonic,
+        )
+
+    def _readiness_of(self, registry: Registry) -> Readiness:
+        now = time.monotonic
+        return Readiness(
+            registry=registry,
+            min_replicas=self._config.health.ready_replicas,
+            all_synced=lambda: self._following.all_synced,
+            is_stopping=self._listeners.is_stopping,
+            patience_until=now() + DISCOVERY_PATIENCE_S,
+            now=now,
+        )
+
     def _stop_prompting(self) -> None:
         self._prompting.close()  # the one of the configuration that is in force then
+
+    async def settled(self, patience_s: float) -> None:
+        """Wait until all that can be known of replicas is; see `Readiness.settled`."""
+        await self._readiness.settled(patience_s)
 
     def _why_not_ready(self) -> str | None:
         return self._readiness.why_not()

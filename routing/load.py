@@ -7,6 +7,7 @@ them can hang; they are shown, they never gate a decision (docs/adr/0005).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from routing.types import ReplicaId, ReplicaLoad
 
@@ -42,13 +43,34 @@ class _Account:
 _NO_LOAD = ReplicaLoad()
 
 
+class Loads(Protocol):
+    """What the replicas have to do, by whomever it was sent.
+
+    A `LoadBook` of a gateway that is alone; of several, their loads together.
+    """
+
+    @property
+    def num_gateways(self) -> int:
+        """Gateways whose loads these are."""
+        ...
+
+    def snapshot(self, replica: ReplicaId, now: float) -> ReplicaLoad:
+        """Return one replica's load at `now`."""
+        ...
+
+
 class LoadBook:
     """In-flight requests and outstanding prefill seconds by replica.
 
     Times are monotonic seconds. A replica that is not known has no load; `forget` drops one, and
     leases that are still open on it then end against their own account, so that a replica that
     comes back under the same id starts from zero.
+
+    Attributes:
+        num_gateways: Whose loads these are.
     """
+
+    num_gateways = 1
 
     def __init__(self) -> None:
         self._account_by_replica: dict[ReplicaId, _Account] = {}
@@ -97,6 +119,14 @@ class LoadBook:
             account.in_flight -= 1
             account.kv_tokens -= lease.kv_tokens
         return True
+
+    def busy(self, now: float) -> dict[ReplicaId, ReplicaLoad]:
+        """Return the loads of all replicas that have something in flight."""
+        return {
+            replica: ReplicaLoad(account.in_flight, account.outstanding_s(now), account.kv_tokens)
+            for replica, account in self._account_by_replica.items()
+            if account.in_flight
+        }
 
     def snapshot(self, replica: ReplicaId, now: float) -> ReplicaLoad:
         """Return one replica's load at `now`."""

@@ -86,6 +86,17 @@ class Silence:
         self._num_requests = 0
         self._since = 0.0
 
+    def misses(self, num_batches: int) -> bool:
+        """Return whether events that must have been sent did not come, so far.
+
+        That begins with the first request that stored a block of which nothing was told: long
+        before a replica counts as silent, which takes its rung.
+
+        Args:
+            num_batches: Batches of events that came so far.
+        """
+        return self._num_requests > 1 and num_batches == self._num_batches
+
     def served(self, num_batches: int, now: float) -> bool:
         """Take a request that was served and must have stored a block.
 

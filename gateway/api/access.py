@@ -11,6 +11,8 @@ from gateway.config.access import KeyConfig
 from gateway.errors import Forbidden, RateLimited, Unauthorized
 from gateway.proxy.headers import Header
 
+# Of a key, as other gateways know it: enough to tell keys apart, and nothing to guess them by.
+_TAG_BYTES = 8
 # A key may send this share of its minute at once; the rest comes back evenly.
 BURST_SHARE = 6
 
@@ -22,17 +24,29 @@ class RateLimit:
     per_minute: int
     tokens: float
     at: float
+    num_taken: int = 0
 
     def take(self, now: float) -> float:
         """Take one request; return 0.0, or the seconds until there is one."""
-        capacity = max(1.0, self.per_minute / BURST_SHARE)
-        a_second = self.per_minute / 60.0
-        self.tokens = min(capacity, self.tokens + (now - self.at) * a_second)
-        self.at = now
+        self._fill(now)
         if self.tokens >= 1.0:
             self.tokens -= 1.0
+            self.num_taken += 1
             return 0.0
-        return (1.0 - self.tokens) / a_second
+        return (1.0 - self.tokens) / (self.per_minute / 60.0)
+
+    def taken_elsewhere(self, number: int, now: float) -> None:
+        """Note requests that other gateways let in; what is too much is waited for afterwards.
+
+        For a minute at most: a key must not pay for long for what nobody could refuse.
+        """
+        self._fill(now)
+        self.tokens = max(-float(self.per_minute), self.tokens - number)
+
+    def _fill(self, now: float) -> None:
+        capacity = max(1.0, self.per_minute / BURST_SHARE)
+        self.tokens = min(capacity, self.tokens + (now - self.at) * (self.per_minute / 60.0))
+        self.at = now
 
 
 @dataclass(slots=True, eq=False)
@@ -90,6 +104,17 @@ class Keys:
             return old
         return RateLimit(per_minute, max(1.0, per_minute / BURST_SHARE), self.now())
 
+    def taken(self) -> dict[bytes, int]:
+        """Return how many requests of each key that has a rate were let in, by the key's tag."""
+        rates = ((digest, caller.rate) for digest, caller in self._caller_by_digest.items())
+        return {_tag(digest): rate.num_taken for digest, rate in rates if rate and rate.num_taken}
+
+    def taken_elsewhere(self, tag: bytes, number: int) -> None:
+        """Count requests of a key that other gateways let in."""
+        for digest, caller in self._caller_by_digest.items():
+            if caller.rate is not None and _tag(digest) == tag:
+                caller.rate.taken_elsewhere(number, self.now())
+
     def caller(self, headers: Sequence[Header]) -> Caller:
         """Return who sent a request, and count it against its rate.
 
@@ -118,6 +143,10 @@ def _digest_of(key: KeyConfig) -> bytes:
     if key.key is not None:
         return hashlib.sha256(key.key.get_secret_value().encode()).digest()
     return bytes.fromhex(key.sha256 or "")
+
+
+def _tag(digest: bytes) -> bytes:
+    return hashlib.sha256(digest).digest()[:_TAG_BYTES]
 
 
 def _presented(headers: Sequence[Header]) -> bytes:

@@ -116,9 +116,26 @@ def explanation(asked: Asked, decision: Decision) -> bytes:
         "load_cap": decision.load_cap,
         "num_prompt_tokens": asked.prompt.num_tokens,
         "problem": asked.prompt.problem,
-        "candidates": [_candidate(ranked) for ranked in decision.ranked],
+        "candidates": [
+            {**_candidate(ranked), "price": _price(asked, ranked)} for ranked in decision.ranked
+        ],
     }
     return json.dumps(told, indent=2).encode()
+
+
+def _price(asked: Asked, ranked: RankedCandidate) -> dict[str, Any]:
+    """Return what each tier serves and what is computed, with its seconds, at the prices of now.
+
+    Differs from `matched_tokens` where loading from a tier would take longer than computing.
+    """
+    cost = asked.choice.model.cost
+    price = cost.usable(ranked.candidate.match, asked.prompt.num_tokens)
+    return {
+        "L0": {"tokens": price.l0_tokens, "seconds": 0.0},
+        "L1": {"tokens": price.l1_tokens, "seconds": price.l1_s},
+        "L2": {"tokens": price.l2_tokens, "seconds": price.l2_s},
+        "missing": {"tokens": price.miss_tokens, "seconds": price.prefill_s},
+    }
 
 
 def _candidate(ranked: RankedCandidate) -> dict[str, Any]:

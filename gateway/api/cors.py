@@ -12,7 +12,8 @@ from gateway.proxy.headers import Header, first
 
 _EXPOSED = (
     b"x-request-id, retry-after, x-warmroute-replica, x-warmroute-policy, x-warmroute-reason, "
-    b"x-warmroute-tier, x-warmroute-matched-tokens, x-warmroute-pool, x-warmroute-rule"
+    b"x-warmroute-tier, x-warmroute-tiers, x-warmroute-matched-tokens, x-warmroute-pool, "
+    b"x-warmroute-rule"
 )
 
 

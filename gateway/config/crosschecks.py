@@ -39,7 +39,17 @@ def cross_findings(document: Any) -> list[Finding]:
         *rule_findings(document),
         *_listeners(document),
         *_isolation(document),
+        *_index(document),
     ]
+
+
+def _index(document: Mapping[str, Any]) -> Iterator[Finding]:
+    index = document.get("index")
+    if not isinstance(index, Mapping) or index.get("backend") != "redis":
+        return
+    if index.get("url") is None:
+        text = "required with backend redis, add where it is, such as redis://redis:6379"
+        yield Finding(("index", "url"), text, show_value=False)
 
 
 def _isolation(document: Mapping[str, Any]) -> Iterator[Finding]:

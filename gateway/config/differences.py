@@ -14,7 +14,24 @@ from gateway.config.models import GatewayConfig
 # Of one value, as shown: a URL fits, a list of 300 replicas does not have to.
 MAX_SHOWN = 120
 # Read once, when the process starts: sockets are bound, threads and bounded maps are made.
-NEEDS_RESTART = ("listen", "admin", "index.backend", "index.max_blocks", "prepare.threads")
+_INDEX_NEEDS_RESTART = (
+    "backend",
+    "url",
+    "namespace",
+    "username",
+    "password",
+    "tls",
+    "connect_timeout_s",
+    "reply_timeout_s",
+    "entry_ttl_s",
+    "max_blocks",
+)
+NEEDS_RESTART = (
+    "listen",
+    "admin",
+    "prepare.threads",
+    *(f"index.{name}" for name in _INDEX_NEEDS_RESTART),
+)
 """Keys whose new values wait for a restart; what is below them too."""
 
 _SECRET_KEYS = frozenset({"key", "sha256"})
@@ -59,7 +76,7 @@ def differences(before: GatewayConfig, after: GatewayConfig) -> list[Difference]
 def restart_values(running: GatewayConfig, wanted: GatewayConfig) -> GatewayConfig:
     """Return `wanted` with the running values of all keys that need a restart."""
     index = wanted.index.model_copy(
-        update={"backend": running.index.backend, "max_blocks": running.index.max_blocks}
+        update={name: getattr(running.index, name) for name in _INDEX_NEEDS_RESTART}
     )
     prepare = wanted.prepare.model_copy(update={"threads": running.prepare.threads})
     kept = {"listen": running.listen, "admin": running.admin, "index": index, "prepare": prepare}

@@ -19,12 +19,12 @@ class EngineConfig(Section):
     `warmroute_token_check_total`, as prompts are compared with the replicas' `/tokenize`.
     """
 
-    renderer: Literal["auto", "template", "replica"] = Field(
+    renderer: Literal["auto", "template", "mistral", "replica"] = Field(
         "auto",
         description="Who turns a chat into token ids. `template`: the gateway, by the model's chat "
-        "template. `replica`: a replica's /tokenize, for models whose engine renders by code "
-        "(Harmony of gpt-oss, mistral-common, DeepSeek V3.2). `auto` asks a replica where the "
-        "tokenizer's folder says that it is such a model.",
+        "template. `mistral`: the gateway, by mistral-common, for engines with --tokenizer-mode "
+        "mistral. `replica`: a replica's /tokenize, for models whose engine renders by other code "
+        "(Harmony of gpt-oss, DeepSeek V3.2). `auto` finds out from the tokenizer's folder.",
     )
     chat_template: str | None = Field(
         None,

@@ -22,6 +22,7 @@ from gateway.config.fields import (
     ZmqEndpoint,
     host_and_port,
 )
+from gateway.config.shared_cache import SharedCacheConfig
 
 REFERENCE_COSTS: Mapping[str, float] = MappingProxyType(
     {
@@ -40,14 +41,16 @@ REFERENCE_COSTS: Mapping[str, float] = MappingProxyType(
 COST_PROFILES: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
         "reference": REFERENCE_COSTS,
-        # Published for Qwen2-7B on an A10G: 2,500 tokens prefilled in 774 ms, 0.029 ms a token
-        # from L2. The first is a mean over the prompt, attention included, so pairs cost nothing.
+        # Published for Qwen2-7B on an A10G: 2,500 tokens prefilled in 774 ms, which is a mean over
+        # the prompt, attention included, so pairs cost nothing. Of L2, over Curvine, ratios at 500,
+        # 1,000 and 2,500 tokens, to which `make measure-tiers` fits a line.
         "a10g": MappingProxyType(
             {
                 **REFERENCE_COSTS,
                 "prefill_token_s": 0.31e-3,
                 "prefill_pair_s": 0.0,
-                "l2_token_s": 0.029e-3,
+                "l2_latency_s": 124.5e-3,
+                "l2_token_s": 53e-6,
             }
         ),
     }
@@ -222,6 +225,17 @@ class ModelConfig(Section):
     cost: CostConfig = Field(
         default_factory=CostConfig, description="Prices of prefill, decode and loads."
     )
+    calibrate: bool = Field(
+        True,
+        description="Whether prices follow what is observed: the times to first token of streams "
+        "that tell what they had cached, at replicas with little else to do. They move within "
+        "bounds and only where replicas load from L1 or L2; `cost` is where they start.",
+    )
+    shared_cache: SharedCacheConfig | None = Field(
+        None,
+        description="The pool (L2) that all its replicas read and write, such as LMCache's over "
+        "Curvine, and how the gateway knows what is in it. Left out, nothing is expected of one.",
+    )
     tls: ReplicaTlsConfig = Field(
         default_factory=ReplicaTlsConfig, description="TLS to replicas with an https address."
     )
@@ -230,3 +244,8 @@ class ModelConfig(Section):
         description="Key that the gateway shows to the replicas, also when it probes them. Use "
         "`${NAME}`; it is never logged and never sent to clients.",
     )
+
+
+def model_key(model: ModelConfig) -> str:
+    """Return a pool's identity: its name, its model's, or a word where replicas will tell that."""
+    return model.pool or model.name or "default"

@@ -35,6 +35,7 @@ from gateway.config.guards import (
     RetriesConfig,
     TimeoutsConfig,
 )
+from gateway.config.index import IndexConfig
 from gateway.config.policies import (
     ConsistentHashConfig,
     ExpectedTtftConfig,
@@ -108,50 +109,6 @@ class AdminConfig(Section):
         "allowed where the network protects it.",
     )
     port: Port = Field(DEFAULT_ADMIN[1], description="TCP port; 0 lets the system choose.")
-
-
-class IndexConfig(Section):
-    """The index: which replica holds which KV block."""
-
-    backend: Literal["memory"] = Field(
-        "memory", description="Where the index lives. `memory`: in the gateway's own process."
-    )
-    max_blocks: int = Field(
-        2_000_000,
-        ge=1,
-        description="Most blocks of one tier that are recorded; further ones are refused and "
-        "counted. The default has room for 78 replicas with 410,000 tokens of KV in blocks of 16 "
-        "and takes about 0.3 GB when full.",
-    )
-    predicted_ttl_s: Seconds = Field(
-        2.0,
-        description="Seconds that a routed prompt counts as cached where no KV event confirms it. "
-        "2 s outlasts a prefill and its event, and forgets requests that failed.",
-    )
-    eventless_ttl_s: Seconds = Field(
-        120.0,
-        description="The same for replicas without KV events, where nothing ever confirms. 120 s "
-        "is what NVIDIA Dynamo's router takes for them; replicas that evict sooner want less.",
-    )
-    reseed: bool = Field(
-        False,
-        description="Ask replicas whose KV events were lost for good to report also what requests "
-        "find in their caches (`vllm_xargs.kv_cache_report_mode`, vLLM 0.26 and later). It is "
-        "added to chats and completions without `vllm_xargs`, until the replica is known again.",
-    )
-    usage_sample: float = Field(
-        0.0,
-        ge=0.0,
-        le=1.0,
-        description="Share of the streaming requests without `stream_options` that ask the engine "
-        "for usage, whose event is taken out of the answer again: engines then tell how much they "
-        "had cached, whatever clients ask. 0: bodies and answers pass as they are; 0.02 is plenty.",
-    )
-    lookup_timeout_s: Seconds = Field(
-        0.003,
-        description="Seconds after which a request is routed without its lookup. 3 ms is far "
-        "above a lookup in memory and far below the prefill that it may save.",
-    )
 
 
 class PrepareConfig(Section):

@@ -18,6 +18,8 @@ CACHE_CONFIG_METRIC = "vllm:cache_config_info"
 KV_USAGE_METRIC = "vllm:kv_cache_usage_perc"
 RUNNING_METRIC = "vllm:num_requests_running"
 WAITING_METRIC = "vllm:num_requests_waiting"
+# LMCache's, in the engine's own page where it runs in its process.
+L1_EVICTED_METRIC = "lmcache:local_cpu_evict_keys_count_total"
 # Tells one engine process from the next one at the same address.
 START_TIME_METRIC = "process_start_time_seconds"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +13,15 @@ LOGGER = "warmroute"
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON object: time, level, event, and the record's `fields`."""
+    """Formats a record as one JSON object: time, level, event, and the record's `fields`.
+
+    Args:
+        always: Fields of every line.
+    """
+
+    def __init__(self, always: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self._always = dict(always or {})
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -21,7 +30,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "event": record.getMessage(),
         }
-        line |= getattr(record, "fields", {})
+        line |= self._always | getattr(record, "fields", {})
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False, default=str)
@@ -64,14 +73,15 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("ASGI callable returned without ")
 
 
-def configure(level: str) -> EventLog:
+def configure(level: str, always: Mapping[str, Any] | None = None) -> EventLog:
     """Send our log and uvicorn's to stdout as JSON lines.
 
     Args:
         level: debug, info, warning or error.
+        always: Fields of every line.
     """
     handler: logging.Handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(JsonFormatter())
+    handler.setFormatter(JsonFormatter(always))
     handler.addFilter(_is_news)
     # uvicorn's own news (started, shutting down) repeats ours; its warnings are worth having.
     for name, at_least in ((LOGGER, level.upper()), ("uvicorn", "WARNING")):

@@ -1,17 +1,23 @@
-"""Every metric of the gateway, declared here once. docs/metrics.md is generated from this file.
+"""Every metric of the gateway, declared once: here, or in a file that `Metrics` names.
 
-Names are `warmroute_<noun>_<unit>[_total]`. Every label is bounded: configured models, replicas,
-policies, known paths and our own words. Never a prompt, user, key or request id.
+docs/metrics.md is generated from them. Names are `warmroute_<noun>_<unit>[_total]`. Every label is
+bounded: configured models, replicas, policies, known paths and our own words. Never a prompt, user,
+key or request id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from gateway.observability.histogram import Histogram
+from gateway.observability.declaring import Across, Group
+from gateway.observability.event_metrics import EventMetrics
+from gateway.observability.gateway_metrics import GatewayMetrics
+from gateway.observability.index_metrics import SharedIndexMetrics
+from gateway.observability.prompt_metrics import PromptMetrics
+from gateway.observability.redis_metrics import RedisMetrics
+from gateway.observability.shared_metrics import SharedCacheMetrics, StorageMetrics, TierMetrics
 
 # From a full cache hit on an idle replica (10 ms) to a nine-minute prefill.
 TTFT_BUCKETS_S = (
@@ -22,27 +28,7 @@ TTFT_BUCKETS_S = (
 STEP_BUCKETS_S = (20e-6, 50e-6, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.5)
 
 
-AnyMetric = Counter | Gauge | Histogram
-"""Any metric declared here."""
-
-
-class _Group:
-    """Declares metrics in one registry, all under the same prefix."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def _counter(self, name: str, text: str, labels: str) -> Counter:
-        return Counter(f"warmroute_{name}", text, labels.split(), registry=self._registry)
-
-    def _gauge(self, name: str, text: str, labels: str) -> Gauge:
-        return Gauge(f"warmroute_{name}", text, labels.split(), registry=self._registry)
-
-    def _histogram(self, name: str, text: str, labels: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(f"warmroute_{name}", text, labels.split(), buckets, self._registry)
-
-
-class RequestMetrics(_Group):
+class RequestMetrics(Group):
     """What happened to requests."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -113,7 +99,7 @@ class CachedTokens:
     under: Counter
 
 
-class ReplicaMetrics(_Group):
+class ReplicaMetrics(Group):
     """How replicas are, and what they say they had cached."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -142,17 +128,24 @@ class ReplicaMetrics(_Group):
             "round (`under`), summed request by request.",
             "replica rung side",
         )
+        self._declare_gauges()
+
+    def _declare_gauges(self) -> None:
         self.distrusted = self._gauge(
             "replica_distrusted",
             "1 where decisions do not count on what a replica should hold, as it said of several "
             "requests in a row that it had not cached what was expected.",
             "replica",
+            Across.MAX,
         )
         self.in_flight = self._gauge(
-            "replica_in_flight_requests", "Requests sent and not yet ended.", "replica"
+            "replica_in_flight_requests", "Requests sent and not yet ended.", "replica", Across.SUM
         )
         self.prefill = self._gauge(
-            "replica_outstanding_prefill_seconds", "Estimated prefill still to do.", "replica"
+            "replica_outstanding_prefill_seconds",
+            "Estimated prefill still to do.",
+            "replica",
+            Across.SUM,
         )
         self.contradiction = self._gauge(
             "replica_contradiction",
@@ -160,18 +153,21 @@ class ReplicaMetrics(_Group):
             "`kv_events`) or than most replicas of its model (`model_root`, `max_model_len`); the "
             "log and the status say what.",
             "replica fact",
+            Across.MAX,
         )
         self.shared_address = self._gauge(
             "replica_shared_address",
             "1 where several engines answer at a replica's address, so that nobody chooses between "
             "them; the log says the cure.",
             "replica",
+            Across.MAX,
         )
         self.skew = self._gauge(
             "skew_ratio",
             "Max over mean in-flight requests across ready replicas, relative to their weights; 1 "
             "when idle.",
             "model",
+            Across.MAX,
         )
 
     def tokens(self, replica: str, rung: str) -> CachedTokens:
@@ -193,19 +189,23 @@ class ReplicaMetrics(_Group):
             del self._tokens[key]
 
 
-class FleetMetrics(_Group):
+class FleetMetrics(Group):
     """Which replicas there are, and which of them may get requests."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__(registry)
         self.state = self._gauge(
-            "replica_state", "1 for the state that a replica is in, else 0.", "replica state"
+            "replica_state",
+            "1 for the state that a replica is in, else 0.",
+            "replica state",
+            Across.MAX,
         )
         self.weight = self._gauge(
             "replica_weight",
             "Share of the work that a replica gets as against its siblings, as configured or as an "
             "operator said.",
             "replica",
+            Across.MAX,
         )
         self.changes = self._counter(
             "replica_changes",
@@ -217,19 +217,23 @@ class FleetMetrics(_Group):
             "1 where a discovery cannot know better now (its last good answer stays in force), "
             "else 0; the log and the status say what.",
             "model kind",
+            Across.MAX,
         )
 
 
-class IndexMetrics(_Group):
+class IndexMetrics(Group):
     """What the index knows, and how prompts are found in it."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__(registry)
-        self.blocks = self._gauge("index_blocks", "Different blocks in the index.", "tier")
+        self.blocks = self._gauge(
+            "index_blocks", "Different blocks in the index.", "tier", Across.SUM
+        )
         self.tokenizer_loaded = self._gauge(
             "tokenizer_loaded",
             "1 where the model's tokenizer is loaded, 0 where prompts are routed without ids.",
             "model",
+            Across.MIN,
         )
         self.short_cut = self._gauge(
             "tokenizer_short_cut",
@@ -237,6 +241,7 @@ class IndexMetrics(_Group):
             "tokenizes, `segments` of texts are kept, the `template` is called directly. The log "
             "line `tokenizer_loaded` says why not.",
             "model part",
+            Across.MIN,
         )
         self.token_check = self._counter(
             "token_check",
@@ -250,63 +255,11 @@ class IndexMetrics(_Group):
             "0 where so many comparisons differed that the model's prompts are routed by their "
             "first bytes, until some in a row are equal again.",
             "model",
+            Across.MIN,
         )
 
 
-class EventMetrics(_Group):
-    """How the KV events that feed the index are doing."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        super().__init__(registry)
-        self.batches = self._gauge(
-            "kv_event_batches", "KV event batches applied since start.", "replica"
-        )
-        self.gaps = self._gauge(
-            "kv_event_gaps", "Times that batches were missing and asked for again.", "replica"
-        )
-        self.losses = self._gauge(
-            "kv_event_losses",
-            "Times that missing batches were gone for good, so the replica's entries were dropped.",
-            "replica",
-        )
-        self.restarts = self._gauge(
-            "kv_event_restarts", "Times that an engine began to count from 0 again.", "replica"
-        )
-        self.missed = self._gauge(
-            "kv_event_missed_batches",
-            "Batches that did not come by themselves: lost, or dropped as they came too fast.",
-            "replica",
-        )
-        self.unreadable = self._gauge(
-            "kv_event_unreadable",
-            "Events left out as nobody can read them: whole batches and single events.",
-            "replica",
-        )
-        self.skipped = self._gauge(
-            "kv_event_skipped_blocks", "Blocks of events left out, by why.", "replica reason"
-        )
-        self.adopted = self._gauge(
-            "kv_event_adopted_blocks",
-            "Blocks that were left out as orphans and taken in when their parent came.",
-            "replica",
-        )
-        self.known = self._gauge(
-            "kv_event_blocks", "Blocks that a replica's events say it holds.", "replica"
-        )
-        self.complete = self._gauge(
-            "kv_event_complete",
-            "1 where events tell all that a replica holds; 0 after a loss, until its cache was "
-            "filled anew.",
-            "replica",
-        )
-        self.silent = self._gauge(
-            "kv_event_silent",
-            "1 where a replica should publish KV events and none comes, although it serves.",
-            "replica",
-        )
-
-
-class ConfigMetrics(_Group):
+class ConfigMetrics(Group):
     """What became of the configuration file."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -318,15 +271,22 @@ class ConfigMetrics(_Group):
             "result",
         )
         self.valid = self._gauge(
-            "config_valid", "0 where the file cannot be used, so that the one before runs.", ""
+            "config_valid",
+            "0 where the file cannot be used, so that the one before runs.",
+            "",
+            Across.MIN,
         )
         self.needs_restart = self._gauge(
             "config_needs_restart",
             "Keys whose value in the file is not the running one, as only a restart reads them.",
             "",
+            Across.MAX,
         )
         self.loaded_at = self._gauge(
-            "config_loaded_timestamp_seconds", "Unix time of the last load that was valid.", ""
+            "config_loaded_timestamp_seconds",
+            "Unix time of the last load that was valid.",
+            "",
+            Across.MIN,
         )
 
 
@@ -341,6 +301,17 @@ class Metrics:
         self.index = IndexMetrics(self._registry)
         self.events = EventMetrics(self._registry)
         self.config = ConfigMetrics(self._registry)
+        self.redis = RedisMetrics(self._registry)
+        self.shared_index = SharedIndexMetrics(self._registry)
+        self.gateways = GatewayMetrics(self._registry)
+        self.shared = SharedCacheMetrics(self._registry)
+        self.storage = StorageMetrics(self._registry)
+        self.tiers = TierMetrics(self._registry)
+        self.prompts = PromptMetrics(self._registry)
+
+    def groups(self) -> tuple[Group, ...]:
+        """Return all groups, in the order of docs/metrics.md."""
+        return tuple(group for group in vars(self).values() if isinstance(group, Group))
 
     def forget_gauges(self, replica: str) -> None:
         """Drop the gauges of a replica that is gone; what was counted stays."""
@@ -352,7 +323,7 @@ class Metrics:
         self.replica.forget_tokens(replica)
 
     def _forget(self, replica: str, kind: type[Gauge | Counter]) -> None:
-        for group in (self.request, self.replica, self.fleet, self.events):
+        for group in self.groups():
             for metric in vars(group).values():
                 if isinstance(metric, kind) and "replica" in metric._labelnames:  # noqa: SLF001 - no accessor
                     metric.remove_by_labels({"replica": replica})
@@ -360,27 +331,3 @@ class Metrics:
     def page(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
         return generate_latest(self._registry)
-
-
-def metrics_markdown() -> str:
-    """Return docs/metrics.md: every metric with its type, labels and meaning."""
-    lines = [
-        "# Metrics",
-        "",
-        "Generated by `make docs`. Served at `/metrics` on the admin listener.",
-        "",
-        "| metric | type | labels | meaning |",
-        "|---|---|---|---|",
-    ]
-    metrics = Metrics()
-    requests, fleet = (metrics.request, metrics.replica), (metrics.fleet, metrics.index)
-    groups = (*requests, *fleet, metrics.events, metrics.config)
-    declared = (metric for group in groups for metric in vars(group).values())
-    for metric in declared:
-        if not isinstance(metric, AnyMetric):
-            continue
-        family = next(iter(metric.describe()))
-        name = f"{family.name}_total" if family.type == "counter" else family.name
-        labels = ", ".join(f"`{label}`" for label in metric._labelnames)  # noqa: SLF001 - no accessor
-        lines.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
-    return "\n".join(lines) + "\n"

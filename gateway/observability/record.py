@@ -9,12 +9,15 @@ from typing import Any, Protocol
 from prometheus_client import Counter
 
 from gateway.errors import GatewayError
+from gateway.l2.base import SharedPrefix
 from gateway.models import Choice
 from gateway.observability.histogram import Tally
+from gateway.observability.lessons import learn_prices
 from gateway.observability.logging import EventLog
 from gateway.observability.metrics import Metrics
 from gateway.prompt.prepare import Prompt
 from gateway.proxy.usage import Usage, UsageReader
+from routing.trust import AGREE_RATIO
 from routing.types import NO_MATCH, Decision, PrefixMatch, ReplicaId, Rung
 
 # As nginx writes it: the client closed the connection before the answer was whole.
@@ -31,6 +34,8 @@ class RequestRecord:
         model: The key of its pool.
         status: What the client got; 0 while nothing was sent.
         matches: What the index said, also of replicas that decisions do not count on.
+        shared: What the model's pool holds of the prompt; None without a pool.
+        shared_late: Whether the pool's answer did not come in time.
         asks_usage: Whether we asked the engine for usage where the client did not.
     """
 
@@ -50,12 +55,15 @@ class RequestRecord:
     lookup_timed_out: bool = False
     lookup_failed: bool = False
     matches: Mapping[ReplicaId, PrefixMatch] = field(default_factory=dict)
+    shared: SharedPrefix | None = None
+    shared_late: bool = False
     asks_usage: bool = False
     usage: UsageReader = field(default_factory=UsageReader)
     prepare_s: float | None = None
     lookup_s: float | None = None
     decide_s: float | None = None
     ttft_s: float | None = None
+    decided_at: float = 0.0
     _step_at: float = 0.0
 
     def asked(self, choice: Choice, stream: bool, now: float) -> None:
@@ -75,7 +83,7 @@ class RequestRecord:
 
     def decided(self, decision: Decision | None, now: float) -> None:
         """The decision was made and reserved."""
-        self.decision = decision
+        self.decision, self.decided_at = decision, now
         self.decide_s, self._step_at = now - self._step_at, now
 
     def tried(self, replica: ReplicaId) -> None:
@@ -123,6 +131,10 @@ class Word(Protocol):
 
     def heard(self, replica_id: ReplicaId, expected_tokens: int, cached_tokens: int) -> None:
         """Take what an engine said of one request."""
+        ...
+
+    def heard_shared(self, replica_id: ReplicaId, expected_tokens: int, served_tokens: int) -> None:
+        """Take how much of what was expected of the shared pool it served."""
         ...
 
     def served(self, replica_id: ReplicaId, num_prompt_tokens: int, expected_tokens: int) -> None:
@@ -183,6 +195,8 @@ class Observer:
                 step.observe(seconds)
         if record.prompt is not None and record.prompt.problem is not None:
             self._problem(record.model, record.prompt.problem).inc()
+        if record.prompt is not None and record.prompt.is_dated:
+            self._metrics.prompts.dated.labels(record.model).inc()
 
     def _count_decision(
         self, record: RequestRecord, decision: Decision, usage: Usage | None
@@ -211,12 +225,42 @@ class Observer:
         replica, prompt = record.replica, record.prompt
         if replica is None or prompt is None or record.status != 200:
             return
-        expected = record.matches.get(replica, NO_MATCH).total_tokens
-        self._word.served(replica, prompt.num_tokens, expected)
+        believed = record.matches.get(replica, NO_MATCH)
+        self._word.served(replica, prompt.num_tokens, believed.total_tokens)
         actual = None if usage is None else self._word.cached_tokens(replica, usage)
         if usage is not None and actual is not None:
             self._count_cached(replica, rung, predicted_tokens, usage, actual)
-            self._word.heard(replica, expected, actual)
+            self._word.heard(replica, believed.total_tokens - believed.l2_tokens, actual)
+            learn_prices(record, actual)
+        self._count_shared(record, replica, believed, actual)
+
+    def _count_shared(
+        self, record: RequestRecord, replica: ReplicaId, believed: PrefixMatch, actual: int | None
+    ) -> None:
+        """Tell the model's pool what became of what it promised."""
+        prefix, choice, prompt = record.shared, record.choice, record.prompt
+        cache = None if choice is None else choice.model.shared
+        if prefix is None or choice is None or cache is None or prompt is None:
+            return
+        metrics = self._metrics.shared
+        result = "hit" if prefix.num_chunks else "miss"
+        metrics.lookups.labels(record.model, "late" if record.shared_late else result).inc()
+        cache.computed(prefix.chunks)
+        if choice.model.host is not None:
+            choice.model.host.used(replica, prefix.chunks)
+        promised = choice.model.cost.usable(believed, prompt.num_tokens).l2_tokens
+        own = believed.total_tokens - believed.l2_tokens
+        if actual is None or not promised or actual < AGREE_RATIO * own:
+            return
+        served = min(promised, max(0, actual - own))
+        metrics.predicted_tokens.labels(replica).inc(promised)
+        metrics.served_tokens.labels(replica).inc(served)
+        self._word.heard_shared(replica, promised, served)
+        if promised - served >= prefix.chunk_tokens:
+            metrics.refuted_chunks.labels(record.model).inc(
+                (promised - served) // prefix.chunk_tokens
+            )
+            cache.refute(prefix, own + served)
 
     def _count_cached(
         self, replica: ReplicaId, rung: Rung, predicted: int, usage: Usage, actual: int

@@ -24,7 +24,7 @@ from gateway.errors import (
 )
 from gateway.models import Choice
 from gateway.observability.record import RequestRecord
-from gateway.placement import Placed, Placer
+from gateway.placement import Asked, Placed, Placer
 from gateway.proxy.headers import (
     CREDENTIALS,
     Header,
@@ -39,7 +39,7 @@ from gateway.proxy.transport import Deadlines, Transport, UpstreamRequest, Upstr
 from gateway.replicas.registry import MAX_BUSY_S, Registry, Replica, ReplicaState
 from gateway.stored import Notes, Stored
 from routing.load import LoadBook
-from routing.types import Decision, ReplicaId
+from routing.types import Decision, PrefixMatch, ReplicaId
 
 # What a gateway between us and the engine says of an engine that failed it.
 _FAILED_STATUSES = frozenset({502, 504})
@@ -281,7 +281,21 @@ def _decision_headers(placed: Placed) -> list[Header]:
         (b"x-warmroute-reason", reason),
         (b"x-warmroute-tier", (match.deepest_tier or "none").encode()),
         (b"x-warmroute-matched-tokens", str(match.total_tokens).encode()),
+        *_tier_headers(placed.asked, match),
     ]
+
+
+def _tier_headers(asked: Asked, match: PrefixMatch) -> list[Header]:
+    """Tell what each tier serves and what is left, as tokens/seconds, where there is a far tier."""
+    model = asked.choice.model
+    if model.shared is None and not match.l1_tokens and not match.l2_tokens:
+        return []
+    price = model.cost.usable(match, asked.prompt.num_tokens)
+    told = (
+        f"L0={price.l0_tokens}/0, L1={price.l1_tokens}/{price.l1_s:.4f}, "
+        f"L2={price.l2_tokens}/{price.l2_s:.4f}, missing={price.miss_tokens}/{price.prefill_s:.4f}"
+    )
+    return [(b"x-warmroute-tiers", told.encode())]
 
 
 def _choice_headers(choice: Choice) -> list[Header]:

@@ -19,6 +19,7 @@ _KEPT_BYTES = 4096
 _MARK = b'"usage":{'
 # What a metric, a float, holds exactly.
 _MAX_COUNT = 2**53
+_APART = ("cache_read_input_tokens", "cache_creation_input_tokens")
 _DECODER = json.JSONDecoder()
 
 
@@ -58,18 +59,24 @@ class UsageReader:
         try:
             text = tail[start + len(_MARK) - 1 :].decode(errors="replace")
             found, _ = _DECODER.raw_decode(text)
-            # The Responses API has names of its own.
-            details = found.get("prompt_tokens_details") or found.get("input_tokens_details") or {}
-            cached = details.get("cached_tokens")
-            prompt = found.get("prompt_tokens") or found.get("input_tokens") or 0
-            completion = found.get("completion_tokens") or found.get("output_tokens") or 0
-            return Usage(
-                prompt_tokens=_count(prompt),
-                completion_tokens=_count(completion),
-                cached_tokens=None if cached is None else _count(cached),
-            )
+            return _usage(found)
         except (ValueError, AttributeError, RecursionError):
             return None  # cut by the tail, or not an engine that we know
+
+
+def _usage(found: dict[str, Any]) -> Usage:
+    # The Responses API has names of its own, and so has the Messages API, which moreover counts
+    # what was read from the cache, and what was written to it, apart from `input_tokens`.
+    details = found.get("prompt_tokens_details") or found.get("input_tokens_details") or {}
+    apart = [found.get(name) for name in _APART]
+    cached = details.get("cached_tokens") if apart[0] is None else apart[0]
+    prompt = found.get("prompt_tokens") or found.get("input_tokens") or 0
+    completion = found.get("completion_tokens") or found.get("output_tokens") or 0
+    return Usage(
+        prompt_tokens=_count(prompt) + sum(_count(number or 0) for number in apart),
+        completion_tokens=_count(completion),
+        cached_tokens=None if cached is None else _count(cached),
+    )
 
 
 def _count(number: Any) -> int:

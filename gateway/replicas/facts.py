@@ -45,6 +45,7 @@ class ReplicaFacts:
         version: The engine's.
         started_at: Its process's start, in seconds of its own clock; tells a restart.
         ranks: Data-parallel ranks behind the address, in order; each has its own KV cache.
+        l1_evicted: Chunks that its LMCache evicted from host memory since it began.
         kv_events: Where it publishes KV events, by data-parallel rank.
         tells_events: Whether it says where it publishes, be it nowhere.
     """
@@ -56,6 +57,7 @@ class ReplicaFacts:
     version: str | None = None
     started_at: float | None = None
     ranks: tuple[int, ...] = ()
+    l1_evicted: float | None = None
     kv_events: Mapping[int, Source] = field(default_factory=dict)
     tells_events: bool = False
 
@@ -80,6 +82,7 @@ class EnginePage:
         block_size: Of the first engine.
         num_blocks: Of the first engine.
         hash_algorithm: Of the first engine.
+        l1_evicted: As in `ReplicaFacts`.
     """
 
     started_at: float | None = None
@@ -87,6 +90,7 @@ class EnginePage:
     block_size: int | None = None
     num_blocks: int | None = None
     hash_algorithm: str | None = None
+    l1_evicted: float | None = None
 
 
 def served_models(body: bytes) -> tuple[ServedModel, ...]:
@@ -169,6 +173,7 @@ def engine_page(page: bytes) -> EnginePage:
         block_size=_integer(first.get("block_size")),
         num_blocks=_integer(first.get("num_gpu_blocks")),
         hash_algorithm=first.get("prefix_caching_hash_algo"),
+        l1_evicted=metric_value(page, vllm.L1_EVICTED_METRIC),
     )
 
 

@@ -10,9 +10,9 @@ from functools import partial
 from random import Random
 
 from gateway.building import replica_builder
-from gateway.config.fleet import ModelConfig
+from gateway.config.fleet import ModelConfig, model_key
 from gateway.kvevents.follow import Followers
-from gateway.models import Models, model_key
+from gateway.models import Models
 from gateway.observability.logging import EventLog
 from gateway.proxy.transport import HttpToolsTransport
 from gateway.replicas.discovery.kinds import Section, build, kind_of, sections_of

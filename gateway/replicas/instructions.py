@@ -1,13 +1,14 @@
 """What operators said about replicas: holds and weights, by replica id.
 
 They outlive the replica: a pod that restarts, or a discovery that loses it for a moment, must not
-put a replica back to work that somebody took out. They do not outlive the gateway's process.
+put a replica back to work that somebody took out. They outlive the gateway's process where several
+gateways share them (gateway/shared/holds.py), and else do not.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from gateway.replicas.state import Hold
@@ -50,6 +51,14 @@ class Instructions:
     def of(self, replica_id: ReplicaId) -> Instruction:
         """Return what was said about a replica; `NOTHING` for most."""
         return self._by_id.get(replica_id, NOTHING)
+
+    def ids(self) -> Set[ReplicaId]:
+        """Return the replicas of which something was said."""
+        return self._by_id.keys()
+
+    def has(self, replica_id: ReplicaId) -> bool:
+        """Return whether something was said about a replica."""
+        return replica_id in self._by_id
 
     def absent(self) -> Mapping[ReplicaId, Instruction]:
         """Return what was said about replicas that left, in the order in which they did."""

@@ -61,6 +61,7 @@ class Learner:
             hash_algorithm=page.hash_algorithm or before.hash_algorithm,
             started_at=page.started_at or before.started_at,
             ranks=page.ranks or before.ranks,
+            l1_evicted=before.l1_evicted if page.l1_evicted is None else page.l1_evicted,
         )
         is_other = learned.started_at != before.started_at
         if maybe_restarted or is_other:

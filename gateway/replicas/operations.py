@@ -15,12 +15,15 @@ from gateway.observability.logging import EventLog
 from gateway.replicas.registry import Registry
 from gateway.replicas.report import FleetReport
 from gateway.replicas.state import ReplicaState
-from routing.load import LoadBook
+from routing.load import LoadBook, Loads
 from routing.types import ReplicaId
 
 # Between two looks at a replica that is waited for. Requests that end must not pay for a look of
 # their own, and nobody notices a tenth of a second after minutes.
 _LOOK_INTERVAL_S = 0.1
+# By then all gateways have heard of a hold, and told what they sent before: two ticks of the
+# exchange and the time of two calls.
+HEARD_AFTER_S = 0.5
 # In an answer to an unknown id.
 _MAX_HINTS = 5
 
@@ -30,19 +33,25 @@ class Operations:
 
     Args:
         registry: The replicas.
-        book: Their loads: a drained one has nothing in flight.
+        book: What this gateway has there.
+        loads: What all gateways have there: a drained one has nothing in flight.
         log: Gets one line a change.
         now: Monotonic seconds.
     """
 
     def __init__(
-        self, registry: Registry, book: LoadBook, log: EventLog, now: Callable[[], float]
+        self,
+        registry: Registry,
+        book: LoadBook,
+        loads: Loads,
+        log: EventLog,
+        now: Callable[[], float],
     ) -> None:
         self._registry = registry
-        self._book = book
+        self._loads = loads
         self._log = log
         self._now = now
-        self.report = FleetReport(registry, book, now)
+        self.report = FleetReport(registry, book, loads, now)
 
     def show(self, text: str) -> dict[str, Any]:
         """Return one replica.
@@ -100,11 +109,17 @@ class Operations:
             hold = self._registry.instructions.of(replica_id).hold
             if hold is None or hold.state is not ReplicaState.DRAINING:
                 return False
-            if self._book.snapshot(replica_id, self._now()).in_flight == 0:
+            if self._is_idle(replica_id, hold.since):
                 return True
             if self._now() >= deadline:
                 return False
             await asyncio.sleep(min(_LOOK_INTERVAL_S, max(0.0, deadline - self._now())))
+
+    def _is_idle(self, replica_id: ReplicaId, held_since: float) -> bool:
+        now, loads = self._now(), self._loads
+        if loads.num_gateways > 1 and now - held_since < HEARD_AFTER_S:
+            return False  # another one may send there yet
+        return loads.snapshot(replica_id, now).in_flight == 0
 
     def _known(self, text: str) -> ReplicaId:
         replica_id = ReplicaId(text)

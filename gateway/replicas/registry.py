@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from gateway.config.guards import EjectionConfig
 from gateway.replicas.instructions import Instruction, Instructions
 from gateway.replicas.replica import Change, Replica
-from gateway.replicas.state import Hold, ReplicaState, standing
+from gateway.replicas.state import ELSEWHERE, Hold, ReplicaState, standing
 from routing.trust import Silence, Trust
 from routing.types import ReplicaId, Rung
 
@@ -55,6 +55,9 @@ class Registry:
         instructions: What operators said; they outlive their replicas.
         departures: Replicas that left, oldest first.
         distrusted: Those that do not hold what they are believed to hold, by their own word.
+        shared_distrusted: Those that the shared pool does not serve, likewise.
+        gateway: This gateway's id, where there are several; it stands with holds given here.
+        on_instruction: Told of what an operator said here, after it.
     """
 
     def __init__(
@@ -72,6 +75,9 @@ class Registry:
         self.instructions = Instructions()
         self.departures: deque[Departure] = deque(maxlen=MAX_DEPARTURES)
         self.distrusted: set[ReplicaId] = set()
+        self.shared_distrusted: set[ReplicaId] = set()
+        self.gateway = ""
+        self.on_instruction: Callable[[ReplicaId], None] | None = None
         for replica in replicas:
             self.add(replica)
 
@@ -98,12 +104,14 @@ class Registry:
         """Forget what a replica said of its cache: its engine is a new process."""
         replica.trust, replica.silence, replica.tells_cached = Trust(), Silence(), False
         self.distrusted.discard(replica.replica_id)
+        self.shared_distrusted.discard(replica.replica_id)
         replica.judge_events()
 
     def remove(self, replica: Replica) -> None:
         """Let a replica go. Requests that it still answers end by themselves."""
         del self._replica_by_id[replica.replica_id]
         self.distrusted.discard(replica.replica_id)
+        self.shared_distrusted.discard(replica.replica_id)
         self._replicas_by_model[replica.model_key].remove(replica)
         self.instructions.left(replica.replica_id)
         was = replica.state
@@ -156,6 +164,22 @@ class Registry:
             replica.num_failures = 0
             replica.fault = reason
             self._settle(replica)
+
+    def failed_elsewhere(self, replica: Replica, until: float) -> None:
+        """Other gateways ejected a replica; the last ready one of its model stays.
+
+        Args:
+            replica: Which.
+            until: No probe of ours brings it back before this, monotonic seconds. 0: one that is
+                good will do.
+        """
+        if replica.fault is None and replica.state is ReplicaState.READY:
+            of_model = self.of_model(replica.model_key)
+            if any(r is not replica and r.state is ReplicaState.READY for r in of_model):
+                replica.fault = ELSEWHERE
+                self._settle(replica)
+        if replica.fault == ELSEWHERE:
+            replica.ejected_until = max(replica.ejected_until, until)
 
     def busy(self, replica: Replica, for_s: float) -> None:
         """A replica said that it takes no more: ask others first for a while."""
@@ -212,7 +236,8 @@ class Registry:
         note = note or (before.note if before is not None else "")
         if before is not None and (before.state, before.note) == (state, note):
             return False
-        self._instruct(replica_id, replace(said, hold=Hold(state, note, self._now())))
+        hold = Hold(state, note, self._now(), self.gateway)
+        self._instruct(replica_id, replace(said, hold=hold))
         return True
 
     def release(self, replica_id: ReplicaId) -> bool:
@@ -263,11 +288,18 @@ class Registry:
         self._follow_instruction(replica)
         return changed
 
-    def _instruct(self, replica_id: ReplicaId, instruction: Instruction) -> None:
+    def instructed(self, replica_id: ReplicaId, instruction: Instruction) -> None:
+        """Take what an operator said to another gateway about a replica, here or not."""
         replica = self._replica_by_id.get(replica_id)
         self.instructions.put(replica_id, instruction, present=replica is not None)
         if replica is not None:
             self._follow_instruction(replica)
+
+    def _instruct(self, replica_id: ReplicaId, instruction: Instruction) -> None:
+        changed = instruction != self.instructions.of(replica_id)
+        self.instructed(replica_id, instruction)
+        if changed and self.on_instruction is not None:
+            self.on_instruction(replica_id)
 
     def _follow_instruction(self, replica: Replica) -> None:
         said = self.instructions.of(replica.replica_id)

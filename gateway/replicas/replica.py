@@ -31,6 +31,21 @@ class Change:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What another gateway, which follows a replica's KV events, says of them.
+
+    Attributes:
+        follows_events: They tell all that it holds.
+        is_partly_known: Some of them are lost.
+        block_size: Tokens a KV block as they have them; None before the first one.
+    """
+
+    follows_events: bool = False
+    is_partly_known: bool = False
+    block_size: int | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Replica:
     """One running engine with its own KV cache and address.
@@ -47,9 +62,11 @@ class Replica:
         shared_address: Several engines answer at its address; None where one does.
         contradictions: What it says otherwise than the configuration or its siblings.
         follows_events: Whether its KV events tell all that it holds: then its entries are precise.
-        stream: Its KV events; None where none are followed.
+        stream: Its KV events; None where none are followed here.
+        told: What the gateway says that follows them; None where that is this one, or none.
         events_block_size: Tokens a KV block as its events have them; None before the first one.
         trust: Whether its own word agrees with what it is believed to hold.
+        shared_trust: The same of what the pool should serve it.
         silence: Whether it publishes nothing although it should.
         tells_cached: Whether it told of any answer how many tokens were cached.
         configured_weight: Its share of the work against its siblings, above 0.
@@ -82,8 +99,10 @@ class Replica:
     contradictions: tuple[Contradiction, ...] = ()
     follows_events: bool = False
     stream: KvEventStream | None = None
+    told: Told | None = None
     events_block_size: int | None = None
     trust: Trust = field(default_factory=Trust)
+    shared_trust: Trust = field(default_factory=Trust)
     silence: Silence = field(default_factory=Silence)
     tells_cached: bool = False
     configured_weight: float = 1.0
@@ -107,7 +126,9 @@ class Replica:
     @property
     def is_partly_known(self) -> bool:
         """Whether some of its KV events are lost, so that it holds more than they told."""
-        return self.stream is not None and not self.stream.is_complete
+        if self.stream is None:
+            return self.told is not None and self.told.is_partly_known
+        return not self.stream.is_complete
 
     @property
     def block_size(self) -> int | None:
@@ -139,16 +160,23 @@ class Replica:
         said = self.facts.kv_events
         return said.get(self.rank) if self.rank is not None else next(iter(said.values()), None)
 
+    @property
+    def misses_events(self) -> bool:
+        """Whether it served requests that must have stored blocks, and no event told of them.
+
+        Its stream may be cut off for a while: what it holds is known again after the next replay.
+        """
+        stream = self.stream
+        return stream is not None and self.silence.misses(stream.counts.batches)
+
     def judge_events(self) -> None:
         """Bring `follows_events` up to date: it is read for every replica in every decision."""
         stream = self.stream
-        self.follows_events = (
-            stream is not None
-            and stream.is_synced
-            and stream.is_complete
-            and self.trust.is_trusted
-            and not self.silence.is_silent
-        )
+        if stream is not None:
+            is_whole = stream.is_synced and stream.is_complete and not self.silence.is_silent
+        else:
+            is_whole = self.told is not None and self.told.follows_events
+        self.follows_events = is_whole and self.trust.is_trusted
 
     def configure(self, fresh: Replica) -> bool:
         """Take over what the configuration says of the same replica.

@@ -9,7 +9,7 @@ from gateway.replicas.facts import ReplicaFacts
 from gateway.replicas.instructions import Instruction
 from gateway.replicas.registry import Registry, Replica
 from gateway.replicas.state import Hold, ReplicaState
-from routing.load import LoadBook
+from routing.load import LoadBook, Loads
 from routing.types import ReplicaId
 
 
@@ -20,13 +20,17 @@ class FleetReport:
 
     Args:
         registry: The replicas.
-        book: Their loads.
+        book: What this gateway has there.
+        loads: What all gateways have there.
         now: Monotonic seconds.
     """
 
-    def __init__(self, registry: Registry, book: LoadBook, now: Callable[[], float]) -> None:
+    def __init__(
+        self, registry: Registry, book: LoadBook, loads: Loads, now: Callable[[], float]
+    ) -> None:
         self._registry = registry
         self._book = book
+        self._loads = loads
         self._now = now
 
     def fleet(self) -> dict[str, Any]:
@@ -64,7 +68,9 @@ class FleetReport:
 
     def replica(self, replica: Replica) -> dict[str, Any]:
         """Return one replica as it is now."""
-        load = self._book.snapshot(replica.replica_id, self._now())
+        now = self._now()
+        load = self._book.snapshot(replica.replica_id, now)
+        of_all = self._loads.snapshot(replica.replica_id, now).in_flight
         return {
             "id": replica.replica_id,
             "model": replica.model_key,
@@ -78,7 +84,8 @@ class FleetReport:
             "weight": replica.weight,
             "configured_weight": replica.configured_weight,
             "in_flight": load.in_flight,
-            "drained": replica.state is ReplicaState.DRAINING and load.in_flight == 0,
+            "fleet_in_flight": of_all,
+            "drained": replica.state is ReplicaState.DRAINING and of_all == 0,
             "outstanding_prefill_s": round(load.prefill_s, 3),
             "block_size": replica.block_size,
             "follows_events": replica.follows_events,
@@ -100,7 +107,8 @@ class FleetReport:
     def _hold(self, hold: Hold | None) -> dict[str, Any] | None:
         if hold is None:
             return None
-        return {"state": hold.state.value, "reason": hold.note, "for_s": self._ago(hold.since)}
+        told = {"state": hold.state.value, "reason": hold.note, "for_s": self._ago(hold.since)}
+        return told | {"by": hold.by} if hold.by else told
 
     def _ago(self, at: float) -> float:
         return round(self._now() - at, 1)

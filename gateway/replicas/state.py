@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+ELSEWHERE = "ejected_elsewhere"
+"""A fault that other gateways saw, and not this one."""
+
 
 class ReplicaState(StrEnum):
     """Whether a replica may get requests."""
@@ -25,11 +28,13 @@ class Hold:
         state: CORDONED or DRAINING.
         note: Why, in the operator's words; empty where none were given.
         since: When it was given, monotonic seconds.
+        by: The gateway that it was given to; empty where there is one only.
     """
 
     state: ReplicaState
     note: str
     since: float
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

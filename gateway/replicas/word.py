@@ -46,7 +46,13 @@ class EngineWord:
         return 0 if replica.tells_cached else None
 
     def heard(self, replica_id: ReplicaId, expected_tokens: int, cached_tokens: int) -> None:
-        """Take what an engine said of one request; see `routing.trust.Trust.heard`."""
+        """Take what an engine said of one request; see `routing.trust.Trust.heard`.
+
+        Args:
+            replica_id: Who said it.
+            expected_tokens: What it was believed to hold itself, without the shared pool's.
+            cached_tokens: What was cached, from wherever it came.
+        """
         replica = self._registry.get(replica_id)
         if replica is None or not replica.trust.heard(expected_tokens, cached_tokens, self._now()):
             return
@@ -64,6 +70,28 @@ class EngineWord:
                 "its chat template, tokenizer or cache another one than configured?",
             )
         replica.judge_events()
+
+    def heard_shared(self, replica_id: ReplicaId, expected_tokens: int, served_tokens: int) -> None:
+        """Take how much of what was expected of the shared pool it served to a replica.
+
+        Judged apart from its own memory: an engine without a pool is still right about that.
+        """
+        replica = self._registry.get(replica_id)
+        now = self._now()
+        if replica is None or not replica.shared_trust.heard(expected_tokens, served_tokens, now):
+            return
+        fields = {"replica": replica_id, "expected": expected_tokens, "served": served_tokens}
+        if replica.shared_trust.is_trusted:
+            self._registry.shared_distrusted.discard(replica_id)
+            self._log.info("shared_cache_served", **fields)
+        else:
+            self._registry.shared_distrusted.add(replica_id)
+            self._log.warning(
+                "shared_cache_not_served",
+                **fields,
+                problem="it took nothing from the shared pool several times in a row, although the "
+                "prompts are there; has its LMCache the pool's address and mount, and does it run?",
+            )
 
     def served(self, replica_id: ReplicaId, num_prompt_tokens: int, expected_tokens: int) -> None:
         """Take a request that was served; a replica that publishes must tell what it stored."""

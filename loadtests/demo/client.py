@@ -215,7 +215,8 @@ class _AnswerReader:
         if "error" in chunk:
             _fail(self._answer, Failure.BROKEN, f"error event: {_message(data)}")
         for choice in chunk.get("choices") or ():
-            text = choice.get("delta", {}).get("content")
+            # A chat's, or a completion's.
+            text = choice.get("delta", {}).get("content") or choice.get("text")
             if text:
                 if self._answer.first_content_s is None:
                     self._answer.first_content_s = time.monotonic()

@@ -35,6 +35,7 @@ class Options:
     json: Path
     seconds: float
     seed: int
+    workers: int
 
 
 def parse(argv: Sequence[str] | None = None) -> Options:
@@ -56,6 +57,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         "shorter ones most prompts meet cold caches",
     )
     parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="seed of the made traffic")
+    parser.add_argument("--workers", type=int, default=1, help="processes of the gateway")
     return Options(**vars(parser.parse_args(argv)))
 
 
@@ -85,8 +87,10 @@ def _run(options: Options, console: Console) -> int:
         for policy in POLICIES:
             stack.close()  # the pass before: replicas with its caches, a gateway with its index
             folder = options.json.parent / "demo" / policy
-            console.print(f"{policy}: starting {fleet.NUM_REPLICAS} replicas and the gateway")
-            running = stack.enter_context(fleet.running(policy, folder, num_blocks))
+            by = f"a gateway of {options.workers} workers" if options.workers > 1 else "the gateway"
+            console.print(f"{policy}: starting {fleet.NUM_REPLICAS} replicas and {by}")
+            starting = fleet.running(policy, folder, num_blocks, options.workers)
+            running = stack.enter_context(starting)
             tally = tally_of(sessions)
             asyncio.run(_pass(console, policy, sessions, running.url, tally))
             answers = [outcome.answer for outcome in tally.outcomes]

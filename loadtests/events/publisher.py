@@ -27,6 +27,9 @@ _SEED: Final = 7
 class Engine:
     """One engine's publisher, with two generations of blocks encoded ahead.
 
+    Each phase is a list of batches: `fill` and `fill_up` store the first generation, `churn`
+    replaces it by the second one, and `churn_back` that by the first.
+
     Args:
         context: Of all sockets.
         rng: Makes tokens and hashes.
@@ -41,12 +44,10 @@ class Engine:
         self._next = 0
         first = list(_generation(rng, num_blocks))
         second = list(_generation(rng, num_blocks))
-        removals = [_removal(stored) for stored in first]
         fill = [_batch([stored]) for stored in first]
         self.fill, self.fill_up = fill[: len(fill) // 2], fill[len(fill) // 2 :]
-        self.churn = [
-            _batch([*gone, stored]) for gone, stored in zip(removals, second, strict=True)
-        ]
+        self.churn = _replacing(first, second)
+        self.churn_back = _replacing(second, first)
 
     def send(self, payload: bytes) -> None:
         """Publish one batch."""
@@ -81,6 +82,10 @@ def _generation(rng: Random, num_blocks: int) -> Iterator[dict[str, Any]]:
             "group_idx": 0,
             "kv_cache_spec_kind": "full_attention",
         }
+
+
+def _replacing(gone: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[bytes]:
+    return [_batch([*_removal(old), stored]) for old, stored in zip(gone, new, strict=True)]
 
 
 def _removal(stored: dict[str, Any]) -> list[dict[str, Any]]:

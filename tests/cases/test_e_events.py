@@ -293,3 +293,16 @@ async def test_e104_a_replica_that_lost_events_is_asked_to_report_what_it_has(fl
     assert after == ({"vllm_xargs": {"kv_cache_report_mode": "full"}} | body)
     await publisher.send(stored([7, 8], tokens(2, 500)), stored([7, 8], tokens(2, 500)))
     await holds(gateway, tokens(2, 500), replica, 2)
+
+
+async def test_e104_what_is_routed_while_events_are_cut_off_stays_predicted(fleet):
+    """Nothing confirms it before the next replay, so it lives as long as where no events come."""
+    times = {"predicted_ttl_s": 0.1, "eventless_ttl_s": 60}
+    gateway, [(replica, _)] = await fleet(Publisher(), index=times)
+    for number in range(3):  # the engine stores blocks, and its events do not come through
+        body = {"model": "m", "prompt": [*tokens(3, 1000 * number), 9999]}
+        assert (await gateway.client.post("/v1/completions", json=body)).status_code == 200
+
+    await holds(gateway, tokens(3), replica, 0)  # nobody knew then that anything was missing
+    assert await follows(gateway, replica)
+    assert await blocks(gateway, tokens(3, 2000), replica) == 3

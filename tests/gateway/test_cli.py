@@ -40,6 +40,7 @@ def run(*arguments):
             "--replica: must be http://HOST:PORT or https://HOST:PORT, got 'foo'",
         ),
         (["serve", "--config", "/nowhere.yaml"], "/nowhere.yaml"),
+        (["serve", "--config", "/nowhere.yaml", "--workers", "2"], "/nowhere.yaml"),
     ],
 )
 def test_wrong_calls_get_one_line_and_exit_2(arguments, line, capsys):
@@ -51,6 +52,14 @@ def test_wrong_calls_get_one_line_and_exit_2(arguments, line, capsys):
     assert code == 2
     assert line in err
     assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "65", "many"])
+def test_a_number_of_workers_that_cannot_be_is_refused(number, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["serve", "--replica", "http://a:1", "--workers", number])
+    assert stopped.value.code == 2
+    assert "--workers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("which", ["--port", "--admin-port"])

@@ -217,16 +217,17 @@ def test_tenants_have_salts_that_nobody_else_can_have():
         tenant_salt(by_header, "", [], "")
 
 
-def test_stored_responses_are_noted_by_their_first_bytes_and_bounded():
+async def test_stored_responses_are_noted_by_their_first_bytes_and_bounded():
     stored = Stored()
     stored.notes([], A, RESPONSES_PATH).feed(b'{"id": "resp_abc-1", "object": "response"}')
     event = b'event: response.created\ndata: {"response":{"id":"resp_2"}}'
     stored.notes([], A, RESPONSES_PATH).feed(event)
     stored.notes([], A, RESPONSES_PATH).feed(b'{"id": "chatcmpl-1"}')
-    assert [stored.response(i) for i in ("resp_abc-1", "resp_2", "chatcmpl-1")] == [A, A, None]
+    ids = ("resp_abc-1", "resp_2", "chatcmpl-1")
+    assert [await stored.response(one) for one in ids] == [A, A, None]
     for number in range(MAX_RESPONSES):
         stored.notes([], A, RESPONSES_PATH).feed(b'{"id":"resp_n%d"}' % number)
-    assert stored.response("resp_2") is None
+    assert await stored.response("resp_2") is None
 
 
 def test_sessions_are_noted_by_the_header_that_opens_them():

@@ -40,11 +40,23 @@ RULES = (
     Rule(
         "redis",
         GATEWAY,
-        ("gateway/index/redis.py", "gateway/replicas/shared_load.py"),
+        ("gateway/redis/*",),
         "a gateway without Redis never loads its client",
+    ),
+    Rule(
+        "hiredis",
+        GATEWAY,
+        ("gateway/redis/*",),
+        "how replies look on the wire is known to the link alone",
     ),
     Rule("zmq", GATEWAY, ("gateway/kvevents/subscriber.py",), "decoding stays sans-IO"),
     Rule("transformers", GATEWAY, ("gateway/prompt/*",), "seconds to import, one place to replace"),
+    Rule(
+        "mistral_common",
+        GATEWAY,
+        ("gateway/prompt/mistral.py",),
+        "an extra: only for models in that format",
+    ),
     Rule("tokenizers", GATEWAY, ("gateway/prompt/*",), "seconds to import, one place to replace"),
     Rule(
         "prometheus_client",
@@ -185,6 +197,7 @@ def test_every_file_imports_only_what_it_may():
         ("gateway/pipeline.py", "import fastapi"),
         ("gateway/pipeline.py", "from fastapi.responses import Response"),
         ("gateway/index/memory.py", "import redis.asyncio"),
+        ("gateway/index/redis.py", "import hiredis"),
         ("gateway/kvevents/decode.py", "import zmq"),
         ("gateway/app.py", "import uvicorn"),
         ("gateway/replicas/discovery/kubernetes.py", "from lightkube import AsyncClient"),
@@ -207,7 +220,7 @@ def test_a_planted_violation_is_found(path: str, source: str):
         ),
         ("routing/hashing.py", "import xxhash\nimport numpy as np"),
         ("gateway/pipeline.py", "from routing.router import Router\nimport asyncio"),
-        ("gateway/index/redis.py", "import redis.asyncio"),
+        ("gateway/redis/connection.py", "import hiredis, redis.crc"),
         ("gateway/replicas/engine_metrics.py", "from prometheus_client.parser import anything"),
         ("gateway/replicas/discovery/kubernetes_api.py", "import httpx2, lightkube.config"),
         (

@@ -66,6 +66,8 @@ def test_the_demo_passes_its_options_on():
     assert make("-n", "demo").stdout.strip().endswith("-m loadtests.demo")
     planned = make("-n", "demo", "ONCE=1", "TRACE=a folder").stdout.strip()
     assert planned.endswith('-m loadtests.demo --once --trace "a folder"')
+    planned = make("-n", "demo", "WORKERS=2").stdout.strip()
+    assert planned.endswith('-m loadtests.demo --workers "2"')
 
 
 def test_a_second_setup_takes_under_five_seconds(require):

@@ -24,11 +24,14 @@ FIGURES = {
 
 @pytest.mark.alone
 @pytest.mark.timeout(DEMO_S + 60)
-def test_make_demo_once():
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("WORKERS=2",), marks=pytest.mark.long)], ids=["one", "workers"]
+)
+def test_make_demo_once(options):
     report = ROOT / "build" / "demo.json"
     report.unlink(missing_ok=True)
     done = subprocess.run(
-        ["make", "demo", "ONCE=1"],
+        ["make", "demo", "ONCE=1", *options],
         cwd=ROOT,
         env={**os.environ},
         capture_output=True,

@@ -157,7 +157,7 @@ async def lookups(bench: Bench, rounds: int):
         await bench.written()
 
     async def ours(number: int) -> None:
-        bench.reader._reader._hot.clear()
+        bench.reader._reader._kept.clear()
         found = await bench.reader.lookup({16: prompts[number % NUM_PROMPTS]})
         assert len(found) == NUM_REPLICAS
 

@@ -67,6 +67,18 @@ def test_a_replica_is_silent_after_some_requests_over_some_time_without_a_batch(
     assert not silence.is_silent
 
 
+def test_one_request_that_nothing_was_told_of_means_that_events_are_missing():
+    silence = Silence()
+    assert not silence.misses(0), "nothing was served"
+    silence.served(3, 0.0)
+    assert not silence.misses(3), "the last of these batches may be its own"
+    silence.served(3, 0.1)
+    assert silence.misses(3)
+    assert not silence.misses(4), "one came"
+    silence.served(4, 0.2)
+    assert not silence.misses(4)
+
+
 def test_many_requests_at_once_are_no_silence():
     silence = Silence()
     assert not any(silence.served(7, 0.0) for _ in range(5 * REQUESTS_TO_SILENCE))

@@ -5,11 +5,12 @@ import contextlib
 
 import pytest
 
-from gateway.config.load import config_from_flags
+from tests.support.api_replicas import says_hello
 from tests.support.engines import Engine
 from tests.support.gateways import all_ready, quick, running
 from tests.support.publishers import CLEARED
 from tests.support.replicas import until
+from tests.support.shared_caches import with_shared_cache
 
 SIZE = 4
 
@@ -59,11 +60,14 @@ async def fleet(engines, publishers):
     """A gateway in step with engines that publish: `gateway, pairs = await fleet(Publisher())`."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(*new, in_step=True, **changes):
+        async def start(*new, in_step=True, script=says_hello, shared_cache=None, **changes):
             await publishers(*new)
             sources = [{"0": publisher.source()} for publisher in new]
-            replicas = await engines(*(Engine(block_size=SIZE, sources=s) for s in sources))
-            config = quick(config_from_flags([r.url for r in replicas]), **changes)
+            replicas = await engines(
+                *(Engine(script=script, block_size=SIZE, sources=s) for s in sources)
+            )
+            urls = [replica.url for replica in replicas]
+            config = quick(with_shared_cache(urls, shared_cache), **changes)
             gateway = await stack.enter_async_context(running(config))
             await until(lambda: all_ready(gateway), "readiness")
             if in_step:

@@ -190,8 +190,8 @@ def test_every_field_is_described_and_required_ones_have_an_example() -> None:
             assert field.examples, name
 
 
-SECRETS = ["KeyConfig.key", "ModelConfig.api_key"]
+SECRETS = ["KeyConfig.key", "IndexConfig.url", "IndexConfig.password", "ModelConfig.api_key"]
 
 
-def test_the_only_secrets_are_the_api_keys() -> None:
+def test_the_only_secrets_are_keys_and_what_opens_redis() -> None:
     assert [name for name, field in all_fields() if is_secret(field)] == SECRETS

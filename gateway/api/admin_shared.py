@@ -1,0 +1,31 @@
+"""The admin API's part about shared pools: forget what is known of them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import APIRouter
+
+from gateway.errors import InvalidRequest
+from gateway.l2.pools import SharedPools
+from gateway.observability.logging import EventLog
+
+
+def shared_routes(pools: SharedPools, log: EventLog) -> APIRouter:
+    """Return the route /admin/flush."""
+    router = APIRouter(prefix="/admin")
+
+    @router.post("/flush")
+    async def flush(tier: Literal["L2"], model: str | None = None) -> dict[str, Any]:
+        """Forget what is known of the shared pool of one model, or of all that have one.
+
+        Nothing in the pool itself is deleted. For a pool that lost files without a word: what is
+        there is looked for, or told, anew.
+        """
+        if model is not None and pools.get(model) is None:
+            raise InvalidRequest(f"The model `{model}` has no shared_cache.", param="model")
+        flushed = pools.flush(model)
+        log.info("operator", flushed=tier, models=sorted(flushed), chunks=sum(flushed.values()))
+        return {"tier": tier, "flushed": flushed}
+
+    return router

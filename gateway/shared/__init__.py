@@ -1,0 +1,1 @@
+"""How several gateways act as one: what they tell each other, through Redis, in ticks."""

@@ -1,0 +1,322 @@
+"""The exchange: one script call every 25 to 100 ms, in which a gateway tells and hears everything.
+
+Nothing here is on a request's path. A call that fails changes nothing but the age of what was
+heard; what that means is said where it is used: loads (loads.py), lives (lives.py), the rest stays
+as it is. With nobody to exchange with for long, a gateway follows all replicas by itself, as one
+that knows of no others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from gateway.kvevents.follow import Followers
+from gateway.observability.gateway_metrics import GatewayMetrics
+from gateway.observability.logging import EventLog
+from gateway.redis.errors import LinkError
+from gateway.redis.scripts import Script
+from gateway.replicas.registry import Registry
+from gateway.replicas.replica import Told
+from gateway.shared.division import SharedDivision
+from gateway.shared.ejections import Ejections
+from gateway.shared.holds import Holds
+from gateway.shared.lives import LEASE_S, SharedLives
+from gateway.shared.loads import SharedLoads
+from gateway.shared.ownership import Order, Ownership
+from gateway.shared.rates import Rates
+from gateway.shared.table import read_stamped, read_table
+from gateway.shared.word import Word, decode_word, encode_word
+from routing.types import ReplicaId
+
+# Loads that are older cost time to first token (docs/adr/0032); a tick takes a server 0.1 ms.
+INTERVAL_S = 0.1
+# While several gateways have something in flight: two that place long prompts on the same idle
+# replica within one tick cannot see each other, and at 10 requests a second every third one had
+# such a predecessor with ticks of 100 ms.
+BUSY_INTERVAL_S = 0.025
+# Of this gateway's time, at most: with many gateways and replicas ticks are up to as far apart as
+# when nothing is in flight.
+MAX_SHARE = 0.04
+# A tick that takes longer is given up, and the next one tells more recent things.
+DEADLINE_S = 0.5
+# Between two ticks in any case, however often something wakes the exchange.
+MIN_PAUSE_S = 0.01
+# Nobody was ever there: the first answer takes a connection, which takes a second at most.
+ALONE_AT_START_S = 2.0
+# Somebody was there. A fail-over takes some seconds, and to follow all replicas costs each of them
+# a replay to every gateway; so gateways wait, and not all equally long.
+ALONE_AFTER_S = 10.0
+ALONE_SPREAD_S = 10.0
+
+Argument = bytes | str | int | float
+Call = Callable[[Script, Sequence[bytes], Sequence[Argument], float], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Voices:
+    """What gateways talk about."""
+
+    loads: SharedLoads
+    division: SharedDivision
+    ejections: Ejections
+    holds: Holds
+    rates: Rates
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a gateway sees of the others, for people and metrics.
+
+    Attributes:
+        me: Its own id.
+        gateways: Ids of those that are there, its own included.
+        num_owned: Replicas that it follows for all.
+        age_s: Since it heard the others; since its start where it never did.
+        is_alone: Whether it acts as if there were no others, as nobody can be heard.
+    """
+
+    me: str
+    gateways: Sequence[str]
+    num_owned: int
+    age_s: float
+    is_alone: bool
+
+    def report(self) -> dict[str, Any]:
+        """Return it for people."""
+        return {
+            "id": self.me,
+            "live": list(self.gateways),
+            "owned": self.num_owned,
+            "heard_s_ago": round(self.age_s, 3),
+            "alone": self.is_alone,
+        }
+
+
+class Exchange:
+    """One gateway's part in the exchange.
+
+    Args:
+        call: Runs the script; see `gateway.redis.link.RedisLink.call`.
+        script: lua/exchange.lua.
+        namespace: Of all keys.
+        ownership: Of this gateway; has its id.
+        lives: Told when a tick went well.
+        voices: Told what others said.
+        registry: The replicas.
+        followers: Told to look again when replicas have another owner.
+        metrics: Counts changes of owners.
+        log: Gets one line when gateways come or go, and when this one begins to act alone.
+        now: Monotonic seconds.
+        rng: Spreads the ticks of several gateways.
+    """
+
+    def __init__(  # noqa: PLR0913 - the one place where everything that is shared meets
+        self,
+        *,
+        call: Call,
+        script: Script,
+        namespace: str,
+        ownership: Ownership,
+        lives: SharedLives,
+        voices: Voices,
+        registry: Registry,
+        followers: Followers,
+        metrics: GatewayMetrics,
+        log: EventLog,
+        now: Callable[[], float],
+        rng: Random,
+    ) -> None:
+        self._call = call
+        self._script = script
+        self._keys = [f"{{{namespace}}}:{key}".encode() for key in ("gateways", "lives", "holds")]
+        self._ownership, self._lives, self._voices = ownership, lives, voices
+        self._registry, self._followers, self._metrics = registry, followers, metrics
+        self._log, self._now, self._rng = log, now, rng
+        self._woken = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._alone_at = now() + ALONE_AT_START_S
+        self._holds_version = b""
+        self._wanted: dict[ReplicaId, set[str]] = {}
+        self._crashed = False
+        self._spent_s = 0.0
+        self._begun_at = now()
+        self._heard_at: float | None = None
+        lives.wake = voices.holds.wake = voices.division.wake = self._woken.set
+
+    def start(self) -> None:
+        """Exchange from now on."""
+        self._task = asyncio.create_task(self._run(), name="exchange")
+
+    async def close(self) -> None:
+        """Stop, and let others take over at once."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        if self._heard_at is not None:
+            try:
+                await self._ask(b"", self._ownership.let_go())
+            except LinkError:
+                return  # the lease ends by itself
+
+    def view(self) -> View:
+        """Return what this gateway sees of the others now."""
+        ownership, heard_at = self._ownership, self._heard_at
+        since = self._begun_at if heard_at is None else heard_at
+        return View(
+            me=ownership.me,
+            gateways=sorted(ownership.live),
+            num_owned=len(ownership.held),
+            age_s=self._now() - since,
+            is_alone=ownership.is_alone,
+        )
+
+    async def _run(self) -> None:
+        while True:
+            started = self._now()
+            self._woken.clear()
+            await self._tick_safely()
+            interval_s = self._interval_s() * self._rng.uniform(0.9, 1.0)
+            pause_s = interval_s - (self._now() - started)
+            await asyncio.sleep(MIN_PAUSE_S)
+            try:
+                async with asyncio.timeout(max(0.0, pause_s - MIN_PAUSE_S)):
+                    await self._woken.wait()
+            except TimeoutError:
+                pass
+
+    def _interval_s(self) -> float:
+        if len(self._ownership.live) == 1 or not self._voices.loads.is_busy:
+            return INTERVAL_S
+        return min(INTERVAL_S, max(BUSY_INTERVAL_S, self._spent_s / MAX_SHARE))
+
+    async def _tick_safely(self) -> None:
+        """Tell and hear once; a bug of ours is told once and must not end the exchange."""
+        try:
+            await self.tick()
+            self._crashed = False
+        except Exception:  # noqa: BLE001 - a task that dies in silence would let every lease end
+            if not self._crashed:
+                self._log.exception("exchange_crashed")
+            self._crashed = True
+
+    async def tick(self) -> None:
+        """Tell and hear once."""
+        asked_at = self._now()
+        known = [replica.replica_id for replica in self._registry]
+        word, holds = self._word(known, asked_at), self._voices.holds.orders()
+        orders = self._ownership.orders(known, self._tellings(), self._wanted, asked_at)
+        text, told_at = encode_word(word), self._now()
+        try:
+            reply = await self._ask(text, [*orders, *holds])
+        except LinkError:
+            self._not_heard()
+            return
+        answered_at = self._now()
+        self._hear(reply, known, asked_at, holds)
+        self._spent_s = told_at - asked_at + self._now() - answered_at
+
+    async def _ask(self, word: bytes, orders: Sequence[Order]) -> Any:
+        ownership = self._ownership
+        table = ownership.table
+        args: list[Argument] = [ownership.me, word, int(LEASE_S * 1000)]
+        args += [table.version, self._holds_version, ownership.high_water]
+        for order in orders:
+            args += order
+        return await self._call(self._script, self._keys, args, DEADLINE_S)
+
+    def _word(self, known: Sequence[ReplicaId], now: float) -> Word:
+        voices = self._voices
+        return Word(
+            loads=voices.loads.tell(now),
+            ejected=voices.ejections.tell(),
+            doubts=voices.division.tell(),
+            wants=tuple(self._ownership.wants(known, now)),
+            taken=voices.rates.tell(),
+        )
+
+    def _tellings(self) -> dict[ReplicaId, Told]:
+        """Return what we can say of the events that we follow."""
+        return {
+            replica_id: Told(
+                replica.follows_events, replica.is_partly_known, replica.events_block_size
+            )
+            for replica_id in self._followers.streams
+            if (replica := self._registry.get(replica_id)) is not None
+        }
+
+    def _hear(
+        self, reply: Any, known: Sequence[ReplicaId], asked_at: float, holds: list[Order]
+    ) -> None:
+        now = self._now()
+        server_ms, lives_version, lives, holds_version, held, flat = reply
+        words: dict[str, tuple[float, Word]] = {}
+        answered_at = (asked_at + now) / 2
+        for name, age_ms, text in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
+            said_at = answered_at - age_ms / 1000
+            words[name.decode("ascii", "replace")] = (said_at, decode_word(text))
+        self._hear_owners(lives_version, lives, words, known, asked_at)
+        self._voices.holds.brought(holds)
+        if held is not None:
+            self._holds_version = holds_version
+            self._voices.holds.hear(read_stamped(held), server_ms)
+        self._voices.loads.hear(words, now)
+        self._voices.ejections.hear(words)
+        self._voices.rates.hear(words)
+        for replica_id, started_at in self._voices.division.hear(words):
+            replica = self._registry.get(replica_id)
+            if replica is not None:
+                self._followers.doubted(replica, started_at)
+
+    def _hear_owners(
+        self,
+        version: bytes,
+        flat: Sequence[bytes] | None,
+        words: Mapping[str, tuple[float, Word]],
+        known: Sequence[ReplicaId],
+        asked_at: float,
+    ) -> None:
+        ownership, now = self._ownership, self._now()
+        before = (ownership.table, ownership.live, ownership.is_alone)
+        held = set(ownership.held)
+        table = ownership.table if flat is None else read_table(version, flat)
+        self._wanted = {}
+        for gateway, (_, word) in words.items():
+            for wanted in word.wants:
+                self._wanted.setdefault(ReplicaId(wanted), set()).add(gateway)
+        ownership.hear(table, words.keys(), known, now)
+        self._tell_of(before[1], ownership.live)
+        self._count(held, ownership.held)
+        self._lives.heard(asked_at)
+        self._heard_at = asked_at
+        self._alone_at = now + ALONE_AFTER_S + self._rng.uniform(0.0, ALONE_SPREAD_S)
+        if before != (ownership.table, ownership.live, False):
+            self._look_again()
+
+    def _not_heard(self) -> None:
+        ownership = self._ownership
+        if not ownership.is_alone and self._now() >= self._alone_at:
+            self._lives.alone()
+            self._log.warning("exchange_lost", problem="this gateway follows all replicas itself")
+            self._look_again()
+
+    def _look_again(self) -> None:
+        for replica in list(self._registry):
+            self._followers.follow(replica, restarted=False)
+
+    def _count(self, before: Set[ReplicaId], after: Set[ReplicaId]) -> None:
+        for replica in after - before:
+            self._metrics.owner_changes.labels(replica, "gained").inc()
+        for replica in before - after:
+            if self._registry.get(replica) is not None:
+                self._metrics.owner_changes.labels(replica, "lost").inc()
+
+    def _tell_of(self, before: frozenset[str], after: frozenset[str]) -> None:
+        for gateway in sorted(after - before):
+            self._log.info("gateway_joined", gateway=gateway)
+        for gateway in sorted(before - after):
+            self._log.info("gateway_left", gateway=gateway)

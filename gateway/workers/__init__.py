@@ -1,0 +1,1 @@
+"""`warmroute serve --workers N`: processes that share a listener, and one that keeps them."""

@@ -1,0 +1,7 @@
+"""`python -m loadtests.fleet`."""
+
+import sys
+
+from loadtests.fleet.program import main
+
+sys.exit(main())

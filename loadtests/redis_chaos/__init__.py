@@ -1,0 +1,1 @@
+"""What clients notice when the gateways' Redis fails in nine ways (`make measure-redis-chaos`)."""

@@ -1,0 +1,342 @@
+"""Several gateways that share a real Redis: loads, holds, ejections, and a Redis that fails."""
+
+import asyncio
+import time
+
+import httpx
+import pytest
+
+from gateway.replicas.state import ELSEWHERE
+from tests.support.api_replicas import ApiReplica, KeepsResponses
+from tests.support.fixtures import engines
+from tests.support.redis_servers import own_redis, redis_path, redis_server, shared_redis
+from tests.support.replicas import until
+from tests.support.several import (
+    as_flags,
+    gateway_processes,
+    gateways_seen,
+    owned,
+    sees,
+    several,
+    state_of,
+)
+
+__all__ = [
+    "engines",
+    "gateway_processes",
+    "own_redis",
+    "redis_path",
+    "redis_server",
+    "several",
+    "shared_redis",
+]
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "the same beginning " * 50}]}
+
+
+async def answers(conversation):
+    await conversation.answer(b"{}")
+
+
+class Held:
+    """A script that answers when it is told to."""
+
+    def __init__(self):
+        self.go = asyncio.Event()
+
+    async def __call__(self, conversation):
+        await self.go.wait()
+        await conversation.answer(b"{}")
+
+
+def send(gateway, count=1, **headers):
+    post = gateway.client.post
+    return [
+        asyncio.create_task(post("/v1/chat/completions", json=CHAT, headers=headers))
+        for _ in range(count)
+    ]
+
+
+async def fleet_in_flight(gateway, replica):
+    return await gateway.metric(
+        f'warmroute_replica_fleet_in_flight_requests{{replica="{replica.name}"}}'
+    )
+
+
+async def all_replicas_are_owned_by(gateways, count):
+    async def condition():
+        return sum([await owned(gateway) for gateway in gateways]) == count
+
+    await until(condition, f"{count} owned replicas")
+
+
+# Loads
+
+
+async def test_each_gateway_sees_the_load_of_the_others_as_long_as_they_are_there(
+    several, redis_server, replicas
+):
+    held = Held()
+    (replica,) = await replicas(held)
+    a, b = await several(redis_server, [replica])
+    sent = send(a, 3)
+
+    async def seen():
+        return await fleet_in_flight(b, replica) == 3
+
+    await until(seen, "the load of the other gateway")
+    # A stream that lasts is told again with each tick, and never runs out.
+    began = time.monotonic()
+    await until(lambda: time.monotonic() > began + 1.3, "more than the life of a word")
+    assert await seen()
+    assert (await b.replica(replica.name))["in_flight"] == 0, "the status tells its own"
+    held.go.set()
+    await asyncio.gather(*sent)
+
+    async def gone():
+        return await fleet_in_flight(b, replica) == 0
+
+    await until(gone, "the end of that load")
+
+
+async def test_the_load_of_a_gateway_that_is_gone_goes_within_its_ttl(
+    several, own_redis, replicas, gateway_processes
+):
+    held = Held()
+    (replica,) = await replicas(held)
+    server = own_redis()
+    dying = await gateway_processes(as_flags(server, [replica]))
+    (gateway,) = await several(server, [replica], 1)
+    async with httpx.AsyncClient(base_url=dying.url) as client:
+        sent = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT))
+
+        async def seen():
+            return await fleet_in_flight(gateway, replica) == 1
+
+        await until(seen, "its load")
+        dying.process.kill()
+        killed = time.monotonic()
+
+        async def gone():
+            return await fleet_in_flight(gateway, replica) == 0
+
+        await until(gone, "the end of its load", within_s=3.0)
+        assert time.monotonic() - killed < 1.6, "1 s, and what it takes to look"
+        held.go.set()
+        with pytest.raises(httpx.HTTPError):
+            await sent
+
+
+# What operators say, and ejections
+
+
+async def test_what_an_operator_says_to_one_gateway_counts_at_all_within_a_second(
+    several, redis_server, replicas
+):
+    fleet = await replicas(answers, answers)
+    a, b = await several(redis_server, fleet)
+    for gateway in (a, b):
+        await sees(gateway, 2)
+    name = fleet[0].name
+
+    async def is_at_b(state):
+        return await state_of(b, fleet[0]) == state
+
+    began = time.monotonic()
+    told = (await a.admin.post(f"/admin/replicas/{name}/cordon", json={"reason": "t1"})).json()
+    await until(lambda: is_at_b("cordoned"), "the hold at the other gateway")
+    await b.admin.put(f"/admin/replicas/{name}/weight", json={"weight": 0.5})
+    await b.admin.post(f"/admin/replicas/{name}/uncordon")
+
+    async def is_back_at_a():
+        there = await a.replica(name)
+        return there["state"] == "ready" and there["weight"] == 0.5
+
+    await until(is_back_at_a, "the end of the hold")
+    assert time.monotonic() - began < 1.0
+    assert told["hold"]["by"] in await gateways_seen(a), "who was told"
+
+
+async def test_a_hold_outlives_all_gateways(several, redis_server, replicas):
+    fleet = await replicas(answers, answers)
+    (a,) = await several(redis_server, fleet, 1)
+    await sees(a, 1)
+    await a.admin.post(f"/admin/replicas/{fleet[0].name}/drain")
+
+    async def is_kept():
+        return redis_server.command("HLEN", "{warmroute}:holds") == 2
+
+    await until(is_kept, "the hold in Redis")
+    a.gateway.stop()
+    await a.task
+    (b,) = await several(redis_server, fleet, 1, wait_ready=False)
+
+    async def is_held():
+        return await state_of(b, fleet[0]) == "draining"
+
+    await until(is_held, "the hold")
+
+
+async def test_what_one_gateway_ejects_is_avoided_by_all_until_it_is_well(
+    several, redis_server, replicas
+):
+    fleet = await replicas(answers, answers)
+    # Probes that seldom come: what is seen sooner was told.
+    a, b = await several(redis_server, fleet, health={"interval_s": 2.0, "timeout_s": 1.0})
+    for gateway in (a, b):
+        await sees(gateway, 2)
+    await fleet[0].stop()
+    began = time.monotonic()
+    await asyncio.gather(*send(a, 8))
+    assert (await a.replica(fleet[0].name))["state"] == "ejected"
+
+    async def is_told():
+        return (await b.replica(fleet[0].name))["reason"] == ELSEWHERE
+
+    await until(is_told, "the ejection at the other gateway", within_s=1.0)
+    assert time.monotonic() - began < 1.0
+    await fleet[0].start(fleet[0].port)
+
+    async def is_back():
+        return [await state_of(gateway, fleet[0]) for gateway in (a, b)] == ["ready"] * 2
+
+    await until(is_back, "both to see that it is well again")
+
+
+# What only one replica has
+
+
+async def test_a_response_made_through_one_gateway_is_found_through_another(
+    several, own_redis, engines
+):
+    fleet = await engines(ApiReplica(KeepsResponses("a")), ApiReplica(KeepsResponses("b")))
+    server = own_redis()
+    a, b = await several(server, fleet)
+    asked = {"model": "m", "input": "hello"}
+    made = (await a.client.post("/v1/responses", json=asked)).json()["id"]
+    assert (await b.client.get(f"/v1/responses/{made}")).json()["id"] == made
+    server.stop()
+    assert (await b.client.get(f"/v1/responses/{made}")).json()["id"] == made, "it knows by now"
+    other = (await a.client.post("/v1/responses", json=asked)).json()["id"]
+    assert (await b.client.get(f"/v1/responses/{other}")).status_code == 404
+
+
+async def test_a_session_opened_through_one_gateway_is_kept_through_another(
+    several, redis_server, replicas
+):
+    opened = b"x-amzn-sagemaker-new-session-id: s-1; Expires=2030-01-01T00:00:00Z\r\n"
+
+    async def opens(conversation):
+        asks = conversation.request.header(b"x-amzn-sagemaker-session-id") == b"NEW_SESSION"
+        await conversation.answer(b"{}", extra=opened if asks else b"")
+
+    fleet = await replicas(*[opens] * 4)
+    a, b = await several(redis_server, fleet)
+    (first,) = send(a, **{"x-amzn-sagemaker-session-id": "NEW_SESSION"})
+    home = (await first).headers["x-warmroute-replica"]
+    for _ in range(8):
+        (again,) = send(b, **{"x-amzn-sagemaker-session-id": "s-1"})
+        assert (await again).headers["x-warmroute-replica"] == home
+
+
+# Without Redis
+
+
+async def test_a_gateway_starts_and_serves_without_redis_and_joins_when_it_comes(
+    several, own_redis, replicas
+):
+    fleet = await replicas(answers, answers)
+    server = own_redis(start=False)
+    a, b = await several(server, fleet)
+    assert (await send(a)[0]).status_code == 200
+    name = fleet[0].name
+    await a.admin.post(f"/admin/replicas/{name}/cordon")
+    await until(lambda: a.log and _told(a, "exchange_lost"), "a gateway alone")
+    assert (await a.status())["gateways"]["alone"]
+    server.start()
+    for gateway in (a, b):
+        await sees(gateway, 2)
+    await all_replicas_are_owned_by((a, b), 2)
+
+    async def is_held():
+        return await state_of(b, fleet[0]) == "cordoned"
+
+    await until(is_held, "what was said meanwhile")
+    assert not (await a.status())["gateways"]["alone"]
+
+
+@pytest.mark.parametrize("fault", ["wiped", "restarted", "paused"])
+async def test_all_is_as_before_after_redis_was(several, own_redis, replicas, fault):
+    fleet = await replicas(answers, answers, answers)
+    server = own_redis()
+    a, b = await several(server, fleet)
+    for gateway in (a, b):
+        await sees(gateway, 2)
+    await a.admin.post(f"/admin/replicas/{fleet[0].name}/cordon")
+
+    async def is_held(gateway):
+        return await state_of(gateway, fleet[0]) == "cordoned"
+
+    await until(lambda: is_held(b), "the hold")
+    await all_replicas_are_owned_by((a, b), 3)
+    if fault == "wiped":
+        server.wipe()
+    elif fault == "restarted":
+        server.stop()
+        assert (await send(b)[0]).status_code == 200
+        server.start()
+    else:
+        server.pause()
+        began = time.monotonic()
+        assert (await send(b)[0]).status_code == 200
+        assert time.monotonic() - began < 1.0
+        server.resume()
+
+    async def is_whole():
+        rows = server.command("HGETALL", "{warmroute}:lives")
+        held = server.command("HLEN", "{warmroute}:holds")
+        return sum(key.startswith(b"r:") for key in rows) == 3 and held == 2
+
+    await until(is_whole, "owners and holds in Redis", within_s=5.0)
+    for gateway in (a, b):
+        await sees(gateway, 2)
+        await until(lambda g=gateway: is_held(g), "the hold")
+    await all_replicas_are_owned_by((a, b), 3)
+
+
+async def test_a_server_that_takes_no_writes_costs_no_request(several, own_redis, replicas):
+    fleet = await replicas(answers, answers)
+    server = own_redis()
+    (gateway,) = await several(server, fleet, 1)
+    await sees(gateway, 1)
+    await all_replicas_are_owned_by([gateway], 2)
+    server.command("REPLICAOF", "127.0.0.1", 1)
+    for _ in range(3):
+        assert (await send(gateway)[0]).status_code == 200
+    assert await owned(gateway) == 2, "what it knows is still what it knows"
+    server.command("REPLICAOF", "NO", "ONE")
+
+    async def is_heard():
+        return (await gateway.status())["gateways"]["heard_s_ago"] < 0.5
+
+    await until(is_heard, "the exchange", within_s=5.0)
+
+
+async def test_a_gateway_that_leaves_is_gone_at_once_and_the_other_takes_over(
+    several, redis_server, replicas
+):
+    fleet = await replicas(*[answers] * 4)
+    a, b = await several(redis_server, fleet)
+    for gateway in (a, b):
+        await sees(gateway, 2)
+    await all_replicas_are_owned_by((a, b), 4)
+    a.gateway.stop()
+    await a.task
+    stopped = time.monotonic()
+    await all_replicas_are_owned_by([b], 4)
+    assert time.monotonic() - stopped < 1.5, "no lease had to end"
+    await sees(b, 1)
+
+
+def _told(gateway, event):
+    return any(line["event"] == event for line in gateway.log)
