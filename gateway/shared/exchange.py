@@ -263,7 +263,7 @@ class Exchange:
         self._voices.holds.brought(holds)
         if held is not None:
             self._holds_version = holds_version
-            self._voices.holds.hear(read_stamped(held), server_ms)
+            self._voices.holds.hear(read_stamped(held), server_ms, asked_at)
         self._voices.loads.hear(words, now)
         self._voices.ejections.hear(words)
         self._voices.rates.hear(words)

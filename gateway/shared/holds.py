@@ -7,6 +7,7 @@ does not win over what was said after it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -35,6 +36,19 @@ class _Text(msgspec.Struct, array_like=True, frozen=True):
     weight: float | None
 
 
+class _Pending(NamedTuple):
+    """A word that was not brought yet.
+
+    Attributes:
+        at: When it was said, monotonic seconds.
+        after_ms: The server's time of the word that it answers, so that it counts as later than
+            that one, however the clocks and the ways of both compare; 0 for none.
+    """
+
+    at: float
+    after_ms: int
+
+
 class Holds:
     """Brings what was said here to the others, and what was said there to us.
 
@@ -47,7 +61,8 @@ class Holds:
         self._registry = registry
         self._now = now
         self._said_at: dict[ReplicaId, float] = {}
-        self._pending: dict[ReplicaId, float] = {}
+        self._heard_ms: dict[ReplicaId, int] = {}
+        self._pending: dict[ReplicaId, _Pending] = {}
         self.wake: Callable[[], None] = _nobody
         """Called when there is something to bring."""
         registry.on_instruction = self._said
@@ -56,37 +71,49 @@ class Holds:
         """Return what has to be brought, oldest first."""
         now = self._now()
         return [
-            Order("hold", replica, max(0, int((now - at) * 1000)), self._encode(replica, at))
-            for replica, at in list(self._pending.items())[:MAX_ORDERS]
+            Order(
+                "hold", replica, max(0, int((now - at) * 1000)), self._text(replica, at, after_ms)
+            )
+            for replica, (at, after_ms) in list(self._pending.items())[:MAX_ORDERS]
         ]
 
     def brought(self, orders: list[Order]) -> None:
         """Note that orders were carried out, each by the age that it told."""
         for order in orders:
-            at = self._pending.get(order.replica)
-            if at is not None and self._encode(order.replica, at) == order.text:
+            said = self._pending.get(order.replica)
+            if said is not None and self._text(order.replica, *said) == order.text:
                 del self._pending[order.replica]
 
-    def hear(self, rows: Mapping[ReplicaId, tuple[int, bytes]], server_ms: int) -> None:
+    def hear(
+        self, rows: Mapping[ReplicaId, tuple[int, bytes]], server_ms: int, asked_at: float
+    ) -> None:
         """Take the whole table of what operators said.
 
         Args:
             rows: By replica: when, in the server's ms, and what.
-            server_ms: The server's time now.
+            server_ms: The server's time then.
+            asked_at: When it was asked for, monotonic seconds.
         """
         now = self._now()
         for replica, (ms, text) in rows.items():
             at = now - max(0, server_ms - ms) / 1000
-            if self._pending.get(replica, at) > at:
-                continue  # ours is later, and on its way
+            self._heard_ms[replica] = ms
+            ours = self._pending.get(replica)
+            if ours is not None and ours.at >= asked_at:
+                self._pending[replica] = _Pending(ours.at, ms)
+                continue  # said since then, so it is later than all of this
+            if ours is not None and ours.at > at:
+                continue  # later too, and on its way
             self._pending.pop(replica, None)
             self._take(replica, at, text)
         for replica in self._registry.instructions.ids() - rows.keys() - self._pending.keys():
             # Nothing is ever taken out of the table but by its bound: it was lost.
-            self._pending[replica] = self._said_at.get(replica, now)
+            self._pending[replica] = _Pending(self._said_at.get(replica, now), 0)
+        self._heard_ms = {r: ms for r, ms in self._heard_ms.items() if r in rows}
 
     def _said(self, replica: ReplicaId) -> None:
-        self._said_at[replica] = self._pending[replica] = self._now()
+        now = self._said_at[replica] = self._now()
+        self._pending[replica] = _Pending(now, self._heard_ms.get(replica, 0))
         self.wake()
 
     def _take(self, replica: ReplicaId, at: float, text: bytes) -> None:
@@ -98,7 +125,7 @@ class Holds:
         if not self._registry.instructions.has(replica):
             self._said_at.pop(replica, None)
 
-    def _encode(self, replica: ReplicaId, at: float) -> str:
+    def _text(self, replica: ReplicaId, at: float, after_ms: int) -> str:
         said = self._registry.instructions.of(replica)
         hold = said.hold
         text = _Text(
@@ -108,7 +135,7 @@ class Holds:
             held_ms=0 if hold is None else max(0, int((at - hold.since) * 1000)),
             weight=said.weight,
         )
-        return msgspec.json.encode(text).decode()
+        return f"{after_ms} {msgspec.json.encode(text).decode()}"
 
 
 def _decode(text: bytes, at: float) -> Instruction | None:

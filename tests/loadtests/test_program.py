@@ -26,7 +26,9 @@ def stand_in_fleet(monkeypatch: pytest.MonkeyPatch, stand_in_type) -> list[str]:
     started: list[str] = []
 
     @contextmanager
-    def running(policy: str, folder: Path, num_blocks: int | None = None) -> Iterator[object]:
+    def running(
+        policy: str, folder: Path, num_blocks: int | None = None, workers: int = 1
+    ) -> Iterator[object]:
         started.append(policy)
         with served(stand_in_type()) as url:
             children = SimpleNamespace(ended=list)

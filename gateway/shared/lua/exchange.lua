@@ -134,12 +134,14 @@ function obey.drop(replica)
   end
 end
 
--- An operator's word of so many ms ago: the last word counts, whoever brings it first.
+-- An operator's word of so many ms ago: the last word counts, whoever brings it first. Its text
+-- begins with the time of the word that it answers, which it is later than in any case.
 function obey.hold(replica, number, text)
-  local at, key = now_ms - tonumber(number), 'r:' .. replica
+  local key, after, said = 'r:' .. replica, string.match(text, '^(%d+) (.*)$')
+  local at = math.max(now_ms - tonumber(number), tonumber(after) + 1)
   local known = redis.call('HGET', holds, key)
   if known and tonumber(string.sub(known, 1, 13)) >= at then return end
-  redis.call('HSET', holds, key, string.format('%013.0f', at) .. text)
+  redis.call('HSET', holds, key, string.format('%013.0f', at) .. said)
   make_room()
   holds_changed = true
 end

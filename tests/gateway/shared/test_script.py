@@ -42,7 +42,7 @@ class Gateway:
 async def test_in_a_cluster_all_of_it_is_on_one_node(redis_cluster, links):
     a, b = [Gateway(await links(cluster_url(redis_cluster)), name) for name in "ab"]
     await a.tick(("claim", "r0"))
-    await b.tick(("claim", "r0"), ("hold", "r0", 0, "x"))
+    await b.tick(("claim", "r0"), ("hold", "r0", 0, "0 x"))
     assert b.row("r0")[1] == "a"
     assert b.others == {b"a": b"here"}
 
@@ -86,7 +86,7 @@ async def test_tables_are_shown_when_they_changed(both):
     await a.tick(("claim", "r0"))
     await b.tick()
     assert b.shown == (True, False)
-    await a.tick(("hold", "r0", 0, "x"))
+    await a.tick(("hold", "r0", 0, "0 x"))
     await b.tick()
     assert b.shown == (False, True)
 
@@ -160,7 +160,7 @@ async def test_life_numbers_fit_32_bits(both):
 
 async def test_a_wiped_database_shows_as_empty_tables(both):
     a, _ = both
-    await a.tick(("claim", "r0"), ("hold", "r0", 0, "x"))
+    await a.tick(("claim", "r0"), ("hold", "r0", 0, "0 x"))
     a.link.server.wipe()
     await a.tick()
     assert a.shown == (True, True)
@@ -180,12 +180,21 @@ async def test_a_row_is_dropped_by_its_owner_or_where_there_is_none(both):
 
 async def test_the_last_word_of_an_operator_counts(both):
     a, b = both
-    await a.tick(("hold", "r0", 1000, "late"))
-    await b.tick(("hold", "r0", 5000, "earlier, brought later"))
+    await a.tick(("hold", "r0", 1000, "0 late"))
+    await b.tick(("hold", "r0", 5000, "0 earlier, brought later"))
     assert b.holds["r0"][1] == b"late"
-    await b.tick(("hold", "r0", 0, "last"))
+    await b.tick(("hold", "r0", 0, "0 last"))
     assert b.holds["r0"][1] == b"last"
     assert b.now_ms - b.holds["r0"][0] < 1000
+
+
+async def test_the_answer_to_a_word_counts_as_later_however_the_clocks_compare(both):
+    a, b = both
+    await a.tick(("hold", "r0", 0, "0 word"))
+    await b.tick()
+    stamp = b.holds["r0"][0]
+    await b.tick(("hold", "r0", 50, f"{stamp} answer"))
+    assert b.holds["r0"] == (stamp + 1, b"answer")
 
 
 async def test_tables_are_bounded(both):
@@ -196,7 +205,7 @@ async def test_tables_are_bounded(both):
     # By when they were said: h0 is the oldest.
     holds = [part for n in range(4096) for part in (f"r:h{n}", f"{1_700_000_000_000 + n:013}x")]
     server.command("HSET", "{ns}:holds", *holds)
-    await a.tick(("claim", "new"), ("hold", "new", 0, "x"), ("hold", "newer", 0, "x"))
+    await a.tick(("claim", "new"), ("hold", "new", 0, "0 x"), ("hold", "newer", 0, "0 x"))
     assert a.row("new") is None, "nobody has 4,096 replicas"
     assert len(a.holds) <= 4097
     assert {"new", "newer"} <= a.holds.keys()
@@ -205,7 +214,7 @@ async def test_tables_are_bounded(both):
 
 async def test_every_key_has_an_end(both):
     a, _ = both
-    await a.tick(("claim", "r0"), ("hold", "r0", 0, "x"))
+    await a.tick(("claim", "r0"), ("hold", "r0", 0, "0 x"))
     server = a.link.server
     assert all(server.command("PTTL", key) > 0 for key in server.command("KEYS", "*"))
     assert set(server.command("KEYS", "*")) - {b"{ns}:probe"} == set(KEYS)

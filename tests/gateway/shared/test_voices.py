@@ -129,9 +129,10 @@ def test_only_our_own_evidence_is_told(registry, now):
 def put(rows, orders, server_ms):
     """Carry orders out as the script does."""
     for order in orders:
-        at = server_ms - order.number
+        after, _, text = order.text.partition(" ")
+        at = max(server_ms - order.number, int(after) + 1)
         if order.replica not in rows or rows[order.replica][0] < at:
-            rows[order.replica] = (at, order.text.encode())
+            rows[order.replica] = (at, text.encode())
 
 
 def test_a_hold_given_here_is_brought_once_and_taken_there(registry, now):
@@ -145,7 +146,7 @@ def test_a_hold_given_here_is_brought_once_and_taken_there(registry, now):
     holds.brought(orders)
     assert holds.orders() == []
     other = Registry((), EjectionConfig(), now, lambda _: None)
-    Holds(other, now).hear(rows, 50_000)
+    Holds(other, now).hear(rows, 50_000, now.time)
     hold = other.instructions.of(R0).hold
     assert (hold.state, hold.note, hold.by) == (ReplicaState.CORDONED, "ticket 12", "a")
     assert hold.since == 100.0
@@ -153,10 +154,10 @@ def test_a_hold_given_here_is_brought_once_and_taken_there(registry, now):
 
 def test_a_hold_heard_is_in_force_and_not_said_again(registry, now):
     holds, rows = Holds(registry, now), {R0: (49_000, b'["draining","","b",0,null]')}
-    holds.hear(rows, 50_000)
+    holds.hear(rows, 50_000, now.time)
     assert registry[R0].state is ReplicaState.DRAINING
     assert holds.orders() == []
-    holds.hear({R0: (50_000, b'["","","",0,0.5]')}, 50_000)
+    holds.hear({R0: (50_000, b'["","","",0,0.5]')}, 50_000, now.time)
     assert (registry[R0].hold, registry[R0].weight) == (None, 0.5)
 
 
@@ -168,14 +169,30 @@ def test_the_last_word_counts_whoever_brings_it_first(registry, now):
     orders = holds.orders()
     put(rows, orders, 100_000)
     holds.brought(orders)
-    holds.hear(rows, 100_000)
+    holds.hear(rows, 100_000, now.time)
     assert registry[R0].hold is None
+
+
+def test_what_is_said_while_a_tick_is_under_way_is_later_than_all_that_it_tells(registry, now):
+    holds = Holds(registry, now)
+    registry.weigh(R0, 0.5)
+    under_way, asked_at, rows = holds.orders(), now.time, {}
+    put(rows, under_way, 50_000)
+    now.time += 0.001
+    registry.hold(R0, ReplicaState.CORDONED, "one millisecond later")
+    holds.brought(under_way)
+    now.time += 0.001
+    holds.hear(rows, 50_000, asked_at)
+    assert registry[R0].hold is not None
+    now.time += 0.010
+    put(rows, holds.orders(), 50_002)  # a way of 10 ms less than the one before
+    assert b"cordoned" in rows[R0][1]
 
 
 def test_a_later_word_of_ours_is_not_undone_by_an_earlier_one(registry, now):
     holds = Holds(registry, now)
     registry.hold(R0, ReplicaState.CORDONED, "now")
-    holds.hear({R0: (90_000, b'["","","",0,null]')}, 100_000)
+    holds.hear({R0: (90_000, b'["","","",0,null]')}, 100_000, now.time)
     assert registry[R0].hold is not None
     assert len(holds.orders()) == 1
 
@@ -186,7 +203,7 @@ def test_what_was_said_is_brought_again_when_the_table_is_lost(registry, now):
     orders = holds.orders()
     holds.brought(orders)
     now.time += 5.0
-    holds.hear({}, 100_000)
+    holds.hear({}, 100_000, now.time)
     assert [(o.replica, o.number) for o in holds.orders()] == [(R1, 5000)]
     assert holds.orders()[0].text == orders[0].text
 
@@ -206,7 +223,7 @@ def test_an_instruction_that_cannot_be_read_changes_nothing(registry, now, text)
     holds = Holds(registry, now)
     registry.hold(R0, ReplicaState.CORDONED, "")
     holds.brought(holds.orders())
-    holds.hear({R0: (100_000, text)}, 100_000)
+    holds.hear({R0: (100_000, text)}, 100_000, now.time)
     assert registry[R0].state is ReplicaState.CORDONED
 
 
