@@ -35,7 +35,8 @@ class PrefixIndex(Protocol):
     Writes return at once: a backend that sends them somewhere queues them, bounded.
 
     Attributes:
-        waits: Whether a look-up can wait for somebody, and so needs a deadline.
+        waits: Whether a look-up can wait for somebody. Then it keeps the deadline that it was made
+            with, and answers with what it knows by itself when that is over.
     """
 
     waits: bool

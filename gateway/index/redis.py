@@ -17,10 +17,6 @@ from gateway.redis.link import RedisLink
 from routing.block_map import BlockMap
 from routing.types import BlockKey, PrefixMatch, ReplicaId, Tier
 
-# Of the look-up's deadline: the rest is for what is known here, which is there at once and must
-# not be lost with it.
-_SHARE_OF_DEADLINE = 0.8
-
 
 class RedisIndex:
     """A `PrefixIndex` over a map of its own and Redis. Made inside the running event loop.
@@ -91,7 +87,7 @@ class RedisIndex:
             self._metrics.lookups.labels("local").inc()
             return found
         result = "shared"
-        until = now + self._timeout_s() * _SHARE_OF_DEADLINE
+        until = now + self._timeout_s()
         for block_size, keys in keys_by_block_size.items():
             if not keys:
                 continue

@@ -133,7 +133,8 @@ def _simulator_argv() -> list[str]:
         "speed": str(SPEED),
     }
     flags = [part for name, value in options.items() for part in (f"--{name}", value)]
-    return [sys.executable, "-m", "loadtests.simulator", *flags]
+    # They stand for other machines, so their processes yield to the gateways and to Redis.
+    return ["nice", sys.executable, "-m", "loadtests.simulator", *flags]
 
 
 def _environment() -> dict[str, str]:
