@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
-from gateway.index.segments import KEY_BYTES, Names, cut
+from gateway.index.segments import KEY_BYTES, Cut, Names
 from gateway.redis.link import Call
 from gateway.redis.scripts import load_script
-from routing.types import BlockKey
 
 _PREDICT: Final = load_script("gateway.index", "lua/predict.lua", writes=True)
 # Predictions that live longer are all that is ever known of a replica, and each use renews them
@@ -28,25 +27,22 @@ class Predicting:
         self._names = Names(namespace)
         self._send = send
 
-    def predict(self, life: int, keys: Sequence[BlockKey], ttl_s: float, num_held: int) -> None:
+    def predict(self, life: int, parts: Cut, ttl_s: float, num_held: int) -> None:
         """Note that a prompt was sent to a replica.
 
         Args:
             life: Of the replica.
-            keys: Of the prompt from its beginning.
+            parts: The prompt.
             ttl_s: How long that counts.
             num_held: Leading blocks that the replica is known to hold.
         """
-        self._note_from(life, keys, 0 if ttl_s >= LASTING_S else num_held, ttl_s)
+        self._note_from(life, parts, 0 if ttl_s >= LASTING_S else num_held, ttl_s)
 
-    def withdraw(self, life: int, keys: Sequence[BlockKey], start: int) -> None:
+    def withdraw(self, life: int, parts: Cut, start: int) -> None:
         """Take back what was noted of a prompt from one block on."""
-        self._note_from(life, keys, start, 0.0)
+        self._note_from(life, parts, start, 0.0)
 
-    def _note_from(self, life: int, keys: Sequence[BlockKey], begin: int, ttl_s: float) -> None:
-        if begin >= len(keys):
-            return
-        parts = cut(keys)
+    def _note_from(self, life: int, parts: Cut, begin: int, ttl_s: float) -> None:
         for number in range(parts.num_segments):
             start, stop = parts.starts[number], parts.starts[number + 1]
             if stop > begin:

@@ -121,9 +121,9 @@ class Reader:
         total = parts.starts[stop]
         return {life: _ended(runs, total) for life, runs in (so_far or {}).items()}
 
-    def remember(self, keys: Sequence[BlockKey], life: int) -> None:
+    def remember(self, parts: Cut, life: int) -> None:
         """Remember that a prompt was sent to a replica, which will hold all of it."""
-        parts, now = cut(keys), self._now()
+        now = self._now()
         for stop in _kept_stops(parts.num_segments):
             last = parts.last(stop - 1)
             kept = self._kept.pop(last, None) or _Kept(now, {})

@@ -9,6 +9,7 @@ from gateway.index.base import Prediction
 from gateway.index.lives import Lives
 from gateway.index.predicting import Predicting
 from gateway.index.reading import POOL, Reader, Runs
+from gateway.index.segments import cut
 from gateway.index.writing import Writer
 from gateway.observability.index_metrics import SharedIndexMetrics
 from gateway.observability.logging import EventLog
@@ -142,18 +143,19 @@ class RedisIndex:
         num_known = self._blocks.predict(replica, keys, until, max_blocks)
         life = self._lives.life_of(replica)
         if life is not None and keys:
-            self._predicting.predict(life, keys, ttl_s, num_held)
+            parts = cut(keys)
+            self._predicting.predict(life, parts, ttl_s, num_held)
             if self._asks:
-                self._reader.remember(keys, life)
+                self._reader.remember(parts, life)
         return Prediction(replica, keys[num_known:], until, keys)
 
     def withdraw(self, prediction: Prediction) -> None:
         """Take a prediction back, here and there."""
         self._blocks.withdraw(prediction.replica, prediction.keys, prediction.until)
         life = self._lives.life_of(prediction.replica)
-        if life is not None:
+        if life is not None and prediction.prompt:
             num_kept = len(prediction.prompt) - len(prediction.keys)
-            self._predicting.withdraw(life, prediction.prompt, num_kept)
+            self._predicting.withdraw(life, cut(prediction.prompt), num_kept)
 
     def num_blocks(self) -> Mapping[Tier, int]:
         """Return how many different blocks each tier knows here."""

@@ -13,8 +13,7 @@ import msgspec
 from gateway.config.shared_cache import LmcacheCoordinatorConfig
 from gateway.errors import UpstreamError
 from gateway.l2.base import Chunks, PoolHealth, SharedPrefix, chunks_of
-from gateway.l2.known import KnownChunks
-from gateway.l2.lmcache_fs import MAX_KNOWN_CHUNKS, REFUTED_S
+from gateway.l2.remembered import Remembered
 from gateway.observability.logging import EventLog
 from gateway.proxy.transport import Deadlines, Origin, Transport, UpstreamRequest
 from routing.hashing import HashSpec, unpack_tokens
@@ -28,7 +27,7 @@ PAUSE_S = 5.0
 _STATUS_OK = 200
 
 
-class Coordinator:
+class Coordinator(Remembered):
     """A `SharedCache` that a coordinator knows.
 
     Args:
@@ -52,8 +51,7 @@ class Coordinator:
         log: EventLog,
         now: Callable[[], float],
     ) -> None:
-        self.chunk_tokens = config.chunk_tokens
-        self.lookup_timeout_s = config.lookup_timeout_s
+        super().__init__(config, now)
         self._config = config
         self._model = model
         self._model_path = model_path
@@ -61,7 +59,6 @@ class Coordinator:
         self._origin = Origin.of(config.url, ssl.create_default_context())
         self._log = log
         self._now = now
-        self._known = KnownChunks(MAX_KNOWN_CHUNKS, config.present_s, config.absent_s, now)
         self._questions: dict[int, asyncio.Task[SharedPrefix]] = {}
         self._num_failures = 0
         self._num_downs = 0
@@ -72,10 +69,6 @@ class Coordinator:
         if lora:
             return None
         return chunks_of(packed, HashSpec(self._model, self.chunk_tokens, "", salt))
-
-    def known(self, chunks: Chunks) -> SharedPrefix:
-        """Return what it said lately."""
-        return SharedPrefix(chunks, self._known.span(chunks.keys)[0], self.chunk_tokens)
 
     def look_up(self, chunks: Chunks) -> asyncio.Future[SharedPrefix] | SharedPrefix:
         """Return what it says; from memory where that tells all, or where it is left alone."""
@@ -146,19 +139,6 @@ class Coordinator:
             problem = str(error) or type(error).__name__
             fields = {"model": self._model, "url": self._config.url}
             self._log.warning("shared_cache_down", **fields, reason=problem)
-
-    def computed(self, chunks: Chunks) -> None:
-        """Ask again for what was absent: it is written now."""
-        self._known.written(chunks.keys)
-
-    def refute(self, prefix: SharedPrefix, num_served: int) -> None:
-        """Count the chunks that a replica did not find as absent for a while."""
-        first = num_served // self.chunk_tokens
-        self._known.refute(prefix.chunks.keys[first : prefix.num_chunks], REFUTED_S)
-
-    def flush(self) -> int:
-        """Forget its answers."""
-        return self._known.flush()
 
     async def run(self) -> None:
         """Do nothing."""

@@ -14,18 +14,13 @@ from gateway.l2.canary import Canary
 from gateway.l2.chunks import Algorithm, ChunkHasher, Digest, chunk_hasher
 from gateway.l2.file_form import Mode, NameForm
 from gateway.l2.gallop import longest_run
-from gateway.l2.known import KnownChunks
 from gateway.l2.mount import Mount
 from gateway.l2.names import FileNames, path_index
+from gateway.l2.remembered import Remembered
 from gateway.observability.logging import EventLog
 from routing.hashing import HashSpec
 from routing.value import value
 
-# Chunks whose presence is remembered: 200,000 of 256 tokens are 51 million tokens and 40 MB.
-MAX_KNOWN_CHUNKS = 200_000
-# A file that a replica did not find although it is there may be unreadable for long: its last
-# copy is lost, or the engine's LMCache is not what it should be.
-REFUTED_S = 30.0
 # Steps back from a chunk of which a rank's part is missing: the end of a write that was cut off.
 MAX_STEPS_BACK = 8
 # A name that the file system cannot have is no file, and no fault of the mount.
@@ -40,7 +35,7 @@ class _Looked:
     told: Sequence[tuple[int, bool, Digest]]
 
 
-class LmcacheFs:
+class LmcacheFs(Remembered):
     """A `SharedCache` over LMCache's files.
 
     Args:
@@ -62,8 +57,7 @@ class LmcacheFs:
         log: EventLog,
         now: Callable[[], float],
     ) -> None:
-        self.chunk_tokens = config.chunk_tokens
-        self.lookup_timeout_s = config.lookup_timeout_s
+        super().__init__(config, now)
         self._config = config
         self._mode = Mode(config.mode)
         self._model = model
@@ -72,7 +66,6 @@ class LmcacheFs:
         self._hashers: dict[bool, ChunkHasher] = {}
         self.mount = Mount(config.paths, config.threads, config.stall_s, self._mount_changed)
         self.canary = Canary(self._mode, log, model)
-        self._known = KnownChunks(MAX_KNOWN_CHUNKS, config.present_s, config.absent_s, now)
         # Questions about one prompt that are under way, so that a burst of siblings asks once.
         self._asked: dict[int, asyncio.Future[SharedPrefix]] = {}
 
@@ -86,10 +79,6 @@ class LmcacheFs:
         elif lora:
             return None
         return chunks_of(packed, HashSpec(self._model, self.chunk_tokens, "", salt))
-
-    def known(self, chunks: Chunks) -> SharedPrefix:
-        """Return what look-ups found lately."""
-        return SharedPrefix(chunks, self._known.span(chunks.keys)[0], self.chunk_tokens)
 
     def look_up(self, chunks: Chunks) -> asyncio.Future[SharedPrefix] | SharedPrefix:
         """Return what is there; from memory where that tells all."""
@@ -155,19 +144,6 @@ class LmcacheFs:
                 algorithm, config.chunk_tokens, config.seed, closed_by_none=is_old
             )
         return self._hashers[is_old]
-
-    def computed(self, chunks: Chunks) -> None:
-        """Look again for what was absent: it is written now."""
-        self._known.written(chunks.keys)
-
-    def refute(self, prefix: SharedPrefix, num_served: int) -> None:
-        """Count the chunks that a replica did not find as absent for a while."""
-        first = num_served // self.chunk_tokens
-        self._known.refute(prefix.chunks.keys[first : prefix.num_chunks], REFUTED_S)
-
-    def flush(self) -> int:
-        """Forget what look-ups found."""
-        return self._known.flush()
 
     async def run(self) -> None:
         """Probe the mount, and find out why nothing matches."""

@@ -1,15 +1,12 @@
 """Steady short chats over several gateways in turn, each with the time that it took."""
 
-import asyncio
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from loadtests.demo.client import Answer, ask
 from loadtests.demo.fleet import MODEL
 from loadtests.workloads.sessions import TimedRequest
+from loadtests.workloads.steady import Steady
 
 _PATH: Final = "/v1/chat/completions"
 _TIMEOUT_S: Final = 20.0
@@ -24,56 +21,30 @@ def question(topic: int, number: int) -> dict[str, object]:
     return {"model": MODEL, "messages": messages, "max_tokens": 1}
 
 
-@dataclass(slots=True)
-class Traffic:
-    """Sends requests at a rate while the block runs; leaving it waits for the last answer.
+class Traffic(Steady):
+    """Short chats about topics that come back; see `Steady`.
+
+    Args:
+        urls: Gateways, asked in turn.
+        rate_per_s: Requests a second.
 
     Attributes:
-        urls: Gateways, asked in turn.
-        rate_per_s: Requests a second, whatever the answers do.
         answers: In the order in which they ended.
     """
 
-    urls: Sequence[str]
-    rate_per_s: float
-    answers: list[Answer] = field(default_factory=list)
-    _sender: asyncio.Task[None] | None = None
-    _asking: set[asyncio.Task[None]] = field(default_factory=set)
-
-    async def __aenter__(self) -> Self:
-        self._sender = asyncio.create_task(self._send())
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._sender is not None:
-            self._sender.cancel()
-        if kind is not None:
-            for task in self._asking:
-                task.cancel()
-        await asyncio.gather(*self._asking, return_exceptions=True)
+    def __init__(self, urls: Sequence[str], rate_per_s: float) -> None:
+        super().__init__(rate_per_s)
+        self._urls = urls
+        self.answers: list[Answer] = []
 
     def took_s(self, since_s: float, until_s: float) -> list[float]:
         """Return how long the answers took to requests sent in a span of the monotonic clock."""
         return [a.end_s - a.sent_s for a in self.answers if since_s <= a.sent_s < until_s]
 
-    async def _send(self) -> None:
-        started = time.monotonic()
-        number = 0
-        while True:
-            task = asyncio.create_task(self._ask(number))
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
-            number += 1
-            await asyncio.sleep(started + number / self.rate_per_s - time.monotonic())
-
-    async def _ask(self, number: int) -> None:
+    async def ask(self, number: int) -> None:
+        """Send one chat to the gateway whose turn it is."""
         topic = number % NUM_TOPICS
         request = TimedRequest(0.0, f"topic-{topic}", "chaos", _PATH, question(topic, number))
         # By an odd stride, or each gateway would see half of the topics only.
-        url = self.urls[(number // NUM_TOPICS + number) % len(self.urls)]
+        url = self._urls[(number // NUM_TOPICS + number) % len(self._urls)]
         self.answers.append(await ask(url, request, _TIMEOUT_S))

@@ -3,13 +3,13 @@
 import asyncio
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Final, Self
+from dataclasses import dataclass
+from typing import Final
 
 from loadtests.demo.client import Answer, Failure, ask
 from loadtests.demo.fleet import MODEL
 from loadtests.workloads.sessions import TimedRequest
+from loadtests.workloads.steady import Steady
 
 _PATH: Final = "/v1/chat/completions"
 # No answer here takes seconds; one that does is a failure.
@@ -37,38 +37,21 @@ class Outcome:
         return failure is Failure.STATUS or event
 
 
-@dataclass(slots=True)
-class Traffic:
-    """Sends requests at a rate while the block runs; leaving it waits for the last answer.
+class Traffic(Steady):
+    """Short chats, half of them streams; see `Steady`.
+
+    Args:
+        url: A gateway or a balancer.
+        rate_per_s: Requests a second.
 
     Attributes:
-        url: A gateway or a balancer.
-        rate_per_s: Requests a second, whatever the answers do.
         outcomes: In the order in which the answers ended.
     """
 
-    url: str
-    rate_per_s: float
-    outcomes: list[Outcome] = field(default_factory=list)
-    _sender: asyncio.Task[None] | None = None
-    _asking: set[asyncio.Task[None]] = field(default_factory=set)
-
-    async def __aenter__(self) -> Self:
-        self._sender = asyncio.create_task(self._send())
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._sender is not None:
-            self._sender.cancel()
-        if kind is not None:
-            for task in self._asking:
-                task.cancel()
-        await asyncio.gather(*self._asking, return_exceptions=True)
+    def __init__(self, url: str, rate_per_s: float) -> None:
+        super().__init__(rate_per_s)
+        self._url = url
+        self.outcomes: list[Outcome] = []
 
     async def served_by(self, replica: str, since_s: float, deadline_s: float) -> float | None:
         """Return when a replica got its first request of those sent after `since_s`.
@@ -93,19 +76,10 @@ class Traffic:
             await asyncio.sleep(0.02)
         return None
 
-    async def _send(self) -> None:
-        started = time.monotonic()
-        number = 0
-        while True:
-            task = asyncio.create_task(self._ask(number))
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
-            number += 1
-            await asyncio.sleep(started + number / self.rate_per_s - time.monotonic())
-
-    async def _ask(self, number: int) -> None:
+    async def ask(self, number: int) -> None:
+        """Send a stream, or a whole answer, in turn."""
         stream = number % 2 == 0
-        answer = await ask(self.url, _request(number, stream=stream), _TIMEOUT_S)
+        answer = await ask(self._url, _request(number, stream=stream), _TIMEOUT_S)
         self.outcomes.append(Outcome(stream, answer))
 
 

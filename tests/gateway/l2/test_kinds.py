@@ -12,7 +12,8 @@ from gateway.config.schema import words
 from gateway.config.shared_cache import SharedCacheConfig
 from gateway.l2.base import SharedPrefix
 from gateway.l2.coordinator import MAX_FAILURES, PAUSE_S, Coordinator, num_shared_chunks
-from gateway.l2.lmcache_fs import REFUTED_S, LmcacheFs
+from gateway.l2.lmcache_fs import LmcacheFs
+from gateway.l2.remembered import REFUTED_S
 from gateway.l2.storage_events import StorageEvents
 from gateway.l2.write_through import WriteThrough
 from gateway.observability.logging import EventLog
