@@ -8,6 +8,27 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
+from tests.support.redis_servers import (
+    links,
+    own_redis,
+    redis_cluster,
+    redis_path,
+    redis_server,
+    shared_redis,
+    valkey_server,
+)
+
+# Real servers, the shared ones started once for all tests of a process that want them.
+__all__ = [
+    "links",
+    "own_redis",
+    "redis_cluster",
+    "redis_path",
+    "redis_server",
+    "shared_redis",
+    "valkey_server",
+]
+
 # What was told to stop may need a few turns of the loop to do so; whatever needs longer leaks.
 STOP_GRACE_S = 2.0
 

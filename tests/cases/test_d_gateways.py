@@ -3,11 +3,10 @@
 import asyncio
 import itertools
 
-from tests.support.redis_servers import redis_path, redis_server, shared_redis
 from tests.support.replicas import until
 from tests.support.several import sees, several
 
-__all__ = ["redis_path", "redis_server", "several", "shared_redis"]
+__all__ = ["several"]
 
 
 async def test_d099_gateways_together_keep_the_bound_that_one_would(

@@ -8,11 +8,10 @@ from tests.support.engines import Engine
 from tests.support.event_fleets import SIZE, candidates, follows, holds, tokens
 from tests.support.listed import write_list
 from tests.support.publishers import Publisher, stored
-from tests.support.redis_servers import own_redis, redis_path
 from tests.support.replicas import until
 from tests.support.several import sees, several
 
-__all__ = ["own_redis", "redis_path", "several"]
+__all__ = ["several"]
 
 
 @pytest.fixture

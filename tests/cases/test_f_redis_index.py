@@ -8,11 +8,10 @@ from tests.support.engines import Engine
 from tests.support.event_fleets import SIZE, candidates, follows, holds, tokens
 from tests.support.listed import write_list
 from tests.support.publishers import CLEARED, Publisher, stored
-from tests.support.redis_servers import own_redis, redis_path, redis_server, shared_redis
 from tests.support.replicas import until
 from tests.support.several import sees, several
 
-__all__ = ["own_redis", "redis_path", "redis_server", "several", "shared_redis"]
+__all__ = ["several"]
 
 # What must never be sent to a server that others use too (F124).
 FORBIDDEN = {"keys", "scan", "flushall", "flushdb", "smembers", "config", "script", "monitor"}

@@ -12,11 +12,10 @@ from tests.support.engines import Engine
 from tests.support.event_fleets import SIZE, follows, holds, tokens
 from tests.support.listed import file_config, write_list
 from tests.support.publishers import Publisher, removed, stored
-from tests.support.redis_servers import own_redis, redis_path, redis_server, shared_redis
 from tests.support.replicas import until
 from tests.support.several import sees, several
 
-__all__ = ["own_redis", "redis_path", "redis_server", "several", "shared_redis"]
+__all__ = ["several"]
 
 CHAT = "/v1/chat/completions"
 

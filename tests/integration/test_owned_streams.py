@@ -14,18 +14,10 @@ from tests.support.event_fleets import SIZE, blocks, follows, holds, publishers,
 from tests.support.fixtures import engines
 from tests.support.gateways import RunningGateway
 from tests.support.publishers import CLEARED, Publisher, removed, stored
-from tests.support.redis_servers import own_redis, redis_path
 from tests.support.replicas import until
 from tests.support.several import as_flags, gateway_processes, owned, sees, several
 
-__all__ = [
-    "engines",
-    "gateway_processes",
-    "own_redis",
-    "publishers",
-    "redis_path",
-    "several",
-]
+__all__ = ["engines", "gateway_processes", "publishers", "several"]
 
 TAKEN_OVER_S = 5.0
 

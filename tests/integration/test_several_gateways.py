@@ -9,7 +9,6 @@ import pytest
 from gateway.replicas.state import ELSEWHERE
 from tests.support.api_replicas import ApiReplica, KeepsResponses
 from tests.support.fixtures import engines
-from tests.support.redis_servers import own_redis, redis_path, redis_server, shared_redis
 from tests.support.replicas import until
 from tests.support.several import (
     as_flags,
@@ -21,15 +20,7 @@ from tests.support.several import (
     state_of,
 )
 
-__all__ = [
-    "engines",
-    "gateway_processes",
-    "own_redis",
-    "redis_path",
-    "redis_server",
-    "several",
-    "shared_redis",
-]
+__all__ = ["engines", "gateway_processes", "several"]
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "the same beginning " * 50}]}
 
