@@ -63,7 +63,7 @@ def running(
     Raises:
         ChildError: One of them did not start.
     """
-    with Children(_environment(), folder) as children:
+    with Children(environment(), folder) as children:
         replicas = tuple(
             children.start(f"replica-{number}", _simulator_argv(num_blocks))
             for number in range(NUM_REPLICAS)
@@ -112,12 +112,13 @@ def _simulator_argv(num_blocks: int | None) -> list[str]:
     return [sys.executable, "-m", "loadtests.simulator", *flags]
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """Return the environment of all processes that a measurement starts."""
     return {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
-        # Nothing here may go to the network, and five processes share the cores.
+        # Nothing here may go to the network, and many processes share the cores.
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": "1",

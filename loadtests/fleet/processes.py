@@ -1,7 +1,6 @@
 """The processes of one pass: simulated replicas, gateways, and the Redis that these share."""
 
 import json
-import os
 import re
 import sys
 import urllib.request
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from loadtests.demo.children import Child, ChildError, Children, wait_until
-from loadtests.demo.fleet import MODEL, PROFILE, ROOT, SMALL_CACHE_BLOCKS, TOKENIZER
+from loadtests.demo.fleet import MODEL, PROFILE, SMALL_CACHE_BLOCKS, TOKENIZER, environment
 from loadtests.redis_server import RedisServer
 from loadtests.rolling.balancer import Backend, Balancer
 from loadtests.rolling.fleet import until
@@ -60,7 +59,7 @@ async def running(num_gateways: int, folder: Path) -> AsyncIterator[Pass]:
     Raises:
         ChildError: One of them did not start.
     """
-    with Children(_environment(), folder) as children:
+    with Children(environment(), folder) as children:
         replicas = tuple(
             children.start(f"replica-{number}", _simulator_argv()) for number in range(NUM_REPLICAS)
         )
@@ -135,17 +134,6 @@ def _simulator_argv() -> list[str]:
     flags = [part for name, value in options.items() for part in (f"--{name}", value)]
     # They stand for other machines, so their processes yield to the gateways and to Redis.
     return ["nice", sys.executable, "-m", "loadtests.simulator", *flags]
-
-
-def _environment() -> dict[str, str]:
-    return {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "PYTHONUNBUFFERED": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "OMP_NUM_THREADS": "1",
-    }
 
 
 def _is_whole(admin_url: str) -> bool:

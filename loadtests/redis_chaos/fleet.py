@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import sys
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from loadtests.demo.children import Child, Children
-from loadtests.demo.fleet import MODEL, ROOT, TOKENIZER
+from loadtests.demo.fleet import MODEL, TOKENIZER
 from loadtests.redis_chaos.traffic import NUM_TOPICS, question
 from loadtests.rolling.fleet import exit_code, until
 
@@ -114,17 +113,6 @@ async def agree(gateways: Sequence[Gateway]) -> bool:
         if any(one != known[0] for one in known) or not any(known[0].values()):
             return False
     return True
-
-
-def environment() -> Mapping[str, str]:
-    """Return the environment of all processes: nothing goes to the network."""
-    return {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "PYTHONUNBUFFERED": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
 
 
 def _fetch(url: str, body: bytes | None = None) -> bytes:

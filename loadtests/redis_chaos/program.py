@@ -12,9 +12,9 @@ from rich.console import Console
 
 from loadtests.demo.children import ChildError, Children, exit_on_signals
 from loadtests.demo.figures import percentile
-from loadtests.demo.fleet import ROOT
+from loadtests.demo.fleet import ROOT, environment
 from loadtests.redis_chaos.faults import FAULTS
-from loadtests.redis_chaos.fleet import NUM_GATEWAYS, Fleet, agree, environment, stop
+from loadtests.redis_chaos.fleet import NUM_GATEWAYS, Fleet, agree, stop
 from loadtests.redis_chaos.traffic import Traffic
 from loadtests.rolling import goals
 from loadtests.rolling.fleet import until

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import sys
 import time
 import urllib.request
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from loadtests.demo.children import START_DEADLINE_S, Child, ChildError, Children
-from loadtests.demo.fleet import MODEL, ROOT, TOKENIZER
+from loadtests.demo.fleet import MODEL, TOKENIZER
 
 # A replica that drains, a gateway that learns of it: seconds, on a machine that is busy.
 DEADLINE_S: Final = 30.0
@@ -135,17 +134,6 @@ class Fleet:
         model = {"name": MODEL, "tokenizer": str(TOKENIZER), "discovery": discovery}
         times = {"drain_notice_s": _DRAIN_NOTICE_S}
         return {"listen": loopback, "admin": loopback, "models": [model], "timeouts": times}
-
-
-def environment() -> Mapping[str, str]:
-    """Return the environment of all processes: nothing goes to the network."""
-    return {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "PYTHONUNBUFFERED": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
 
 
 async def is_idle(replica: Replica) -> bool:

@@ -10,9 +10,9 @@ from typing import Final
 from rich.console import Console
 
 from loadtests.demo.children import ChildError, Children, exit_on_signals
-from loadtests.demo.fleet import ROOT
+from loadtests.demo.fleet import ROOT, environment
 from loadtests.rolling import goals
-from loadtests.rolling.fleet import Fleet, environment
+from loadtests.rolling.fleet import Fleet
 from loadtests.rolling.goals import Scenario
 from loadtests.rolling.scenarios import SCENARIOS
 

@@ -1,7 +1,6 @@
 """The same with processes: simulated replicas, files in a directory, HTTP and the wall clock."""
 
 import asyncio
-import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ import yaml
 
 from loadtests.demo.children import ChildError, Children
 from loadtests.demo.client import Answer, ask
-from loadtests.demo.fleet import ROOT
+from loadtests.demo.fleet import environment
 from loadtests.tiers.sweep import Way
 from loadtests.tiers.virtual import ANSWER_TOKENS, BLOCK_SIZE, Prompt
 from loadtests.workloads.sessions import TimedRequest
@@ -110,7 +109,7 @@ def running(profile: EngineProfile, folder: Path) -> Iterator[Fleet]:
         Way.IN_TURN: [*_argv(in_turn), *l2],
         Way.AT_ONCE: [*_argv(at_once), *l2],
     }
-    with Children(_environment(), folder) as children:
+    with Children(environment(), folder) as children:
         writer = children.start("writer", [*_argv(in_turn, _WRITER_SPEED), *l2])
         started = {
             way: children.start(way.name.lower().replace("_", "-"), argv)
@@ -156,7 +155,3 @@ def _argv(profile: Path, speed: float = 1.0) -> list[str]:
     }
     flags = [part for name, value in options.items() for part in (f"--{name}", value)]
     return [sys.executable, "-m", "loadtests.simulator", *flags, "--no-kv-events"]
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
