@@ -80,11 +80,12 @@ test: $(STAMP)  ## run every test that needs no special machine and no minutes (
 test-long: $(STAMP)  ## run the tests that take minutes
 	@$(PY) -m pytest -m long $(ARGS)
 
-check: $(STAMP)  ## lint, format, types, and the rules of the house (imports, sizes, generated docs, wheel)
+check: $(STAMP)  ## lint, format, types, the rules of the house (imports, sizes, generated docs, wheel), tests that load
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 	@$(PY) -m pytest tests/house
+	@out=$$($(PY) -m pytest --collect-only -qq) || { printf '%s\n' "$$out" | tail -n 20; exit 1; }
 
 format: $(STAMP)  ## format the code and apply the linter's safe fixes
 	@$(PY) -m ruff format .

@@ -3,7 +3,8 @@
 import pytest
 
 from loadtests.demo.children import Children
-from loadtests.rolling.fleet import Fleet, environment
+from loadtests.demo.fleet import environment
+from loadtests.rolling.fleet import Fleet
 from loadtests.rolling.goals import missed
 from loadtests.rolling.scenarios import kill_replica, roll_gateways, roll_replicas
 
