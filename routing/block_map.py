@@ -9,11 +9,13 @@ at once; the blocks that still carry it are swept a few at a time by later calls
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, tee
+from operator import or_
 
-from routing.predictions import Predictions, unset_bit
+from routing.holders import Holders
+from routing.predictions import Predictions
 from routing.types import BlockKey, PrefixMatch, ReplicaId, Tier
 
 # Swept blocks for each block that is stored: garbage shrinks while the map grows, and one call
@@ -48,7 +50,7 @@ class BlockMap:
 
     def __init__(self, max_blocks: int, max_predicted: int) -> None:
         self._max_blocks = max_blocks
-        self._mask_by_key: Mapping[Tier, dict[BlockKey, int]] = {tier: {} for tier in Tier}
+        self._holders: Mapping[Tier, Holders] = {tier: Holders() for tier in Tier}
         self._predictions = Predictions(max_predicted)
         self._bit_by_replica: dict[ReplicaId, int] = {}
         self._replica_by_bit: dict[int, ReplicaId] = {}
@@ -60,24 +62,16 @@ class BlockMap:
 
     def num_blocks(self, tier: Tier) -> int:
         """Return how many different blocks a tier knows, with those that wait for the sweep."""
-        return len(self._mask_by_key[tier])
+        return len(self._holders[tier])
 
     def store(self, replica: ReplicaId, keys: Sequence[BlockKey], tier: Tier) -> None:
         """Record that a replica holds blocks. What does not fit is refused and counted.
 
         A block in L2 is held for every replica, whoever stored it.
         """
-        mask_by_key = self._mask_by_key[tier]
         bit = self._bit(replica)
         mask = _EVERY_REPLICA if tier is Tier.L2 else self._mask_by_bit[bit]
-        for key in keys:
-            held = mask_by_key.get(key)
-            if held is not None:
-                mask_by_key[key] = held | mask
-            elif len(mask_by_key) < self._max_blocks:
-                mask_by_key[key] = mask
-            else:
-                self.num_refused += 1
+        self.num_refused += self._holders[tier].add(keys, mask, self._max_blocks)
         if tier is Tier.L0:
             self._predictions.settle(bit, keys)
         if self._garbage:
@@ -91,16 +85,15 @@ class BlockMap:
         bit = self._bit_by_replica.get(replica)
         if bit is None or tier is Tier.L2:
             return frozenset()
-        get, mask = self._mask_by_key[tier].get, self._mask_by_bit[bit]
-        return {key for key in keys if get(key, 0) & mask}
+        return self._holders[tier].among(keys, self._mask_by_bit[bit])
 
     def is_held(self, key: BlockKey) -> bool:
         """Return whether anybody was reported to hold a block, in any tier."""
-        return any(key in mask_by_key for mask_by_key in self._mask_by_key.values())
+        return any(holders.of(key) for holders in self._holders.values())
 
     def in_pool(self, keys: Sequence[BlockKey]) -> Set[BlockKey]:
         """Return which of some keys the shared pool was reported to hold."""
-        return self._mask_by_key[Tier.L2].keys() & keys
+        return self._holders[Tier.L2].among(keys, _EVERY_REPLICA)
 
     def remove(self, replica: ReplicaId, keys: Sequence[BlockKey], tier: Tier) -> None:
         """Record that a replica no longer holds blocks in one tier; other tiers stay as they are.
@@ -109,11 +102,9 @@ class BlockMap:
         """
         bit = self._bit_by_replica.get(replica)
         if tier is Tier.L2:
-            for key in keys:
-                self._mask_by_key[tier].pop(key, None)
+            self._holders[tier].discard(keys, _EVERY_REPLICA)
         elif bit is not None:
-            for key in keys:
-                unset_bit(self._mask_by_key[tier], key, bit)
+            self._holders[tier].discard(keys, self._mask_by_bit[bit])
             if tier is Tier.L0:
                 self._predictions.settle(bit, keys)
 
@@ -135,14 +126,12 @@ class BlockMap:
         """Remove up to `max_blocks` blocks of cleared replicas; True while some are left."""
         while self._garbage and max_blocks > 0:
             garbage = self._garbage[0]
-            swept = 0
-            for key in islice(garbage.held, max_blocks):
-                swept += 1
-                unset_bit(self._mask_by_key[Tier.L0], key, garbage.bit)
-                unset_bit(self._mask_by_key[Tier.L1], key, garbage.bit)
-            for key in islice(garbage.predicted, max_blocks - swept):
-                swept += 1
-                self._predictions.unset(garbage.bit, key)
+            held = list(islice(garbage.held, max_blocks))
+            for tier in (Tier.L0, Tier.L1):
+                self._holders[tier].discard(held, 1 << garbage.bit)
+            predicted = list(islice(garbage.predicted, max_blocks - len(held)))
+            self._predictions.unset(garbage.bit, predicted)
+            swept = len(held) + len(predicted)
             if swept < max_blocks:
                 self._garbage.popleft()
                 self._free_bits.append(garbage.bit)
@@ -169,6 +158,11 @@ class BlockMap:
         """
         return self._predictions.add(self._bit(replica), keys, until, max_blocks)
 
+    def num_predicted(self, replica: ReplicaId, keys: Sequence[BlockKey]) -> int:
+        """Return how many leading blocks of a prompt a replica is predicted to hold."""
+        bit = self._bit_by_replica.get(replica)
+        return 0 if bit is None else self._predictions.num_leading(bit, keys)
+
     def withdraw(self, replica: ReplicaId, keys: Iterable[BlockKey], until: float) -> None:
         """Take back what `predict` recorded until that second, but what others renewed since."""
         bit = self._bit_by_replica.get(replica)
@@ -186,17 +180,7 @@ class BlockMap:
             now: Monotonic seconds.
         """
         self._predictions.expire(now)
-        l0, l1, l2 = (self._mask_by_key[tier].get for tier in Tier)
-        everyone, predicted = self._everyone, self._predictions.mask
-        confirmed = _run_by_bit(keys, everyone, l0)
-        run_l0 = confirmed
-        if self._predictions:
-            run_l0 = _run_by_bit(keys, everyone, l0, predicted)
-        run_l1, run_l2 = run_l0, run_l0
-        if self._mask_by_key[Tier.L1]:
-            run_l1 = run_l2 = _run_by_bit(keys, everyone, l0, predicted, l1)
-        if self._mask_by_key[Tier.L2]:
-            run_l2 = _run_by_bit(keys, everyone, l0, predicted, l1, l2)
+        confirmed, run_l0, run_l1, run_l2 = self._runs(keys)
         return {
             self._replica_by_bit[bit]: PrefixMatch(
                 l0_tokens=run_l0.get(bit, 0) * block_size,
@@ -206,6 +190,21 @@ class BlockMap:
             )
             for bit, num_blocks in run_l2.items()
         }
+
+    def _runs(self, keys: Sequence[BlockKey]) -> list[Mapping[int, int]]:
+        """Return by bit how many leading blocks are there: confirmed, in L0, to L1, to L2."""
+        held = self._holders[Tier.L0].along(keys)
+        further = (None, self._predictions.holders, self._holders[Tier.L1], self._holders[Tier.L2])
+        runs: list[Mapping[int, int]] = []
+        for holders in further:
+            if holders:
+                held = map(or_, held, holders.along(keys))
+            elif runs:
+                runs.append(runs[-1])
+                continue
+            held, seen = tee(held)  # each block is looked up once
+            runs.append(_run_by_bit(seen, len(keys), self._everyone))
+        return runs
 
     def _bit(self, replica: ReplicaId) -> int:
         """Return the bit of a replica's epoch; a new one where it has none."""
@@ -220,22 +219,22 @@ class BlockMap:
         return bit
 
 
-def _run_by_bit(
-    keys: Sequence[BlockKey], alive: int, *masks: Callable[[BlockKey, int], int]
-) -> dict[int, int]:
-    """Return by bit how many leading keys are held, by any of `masks`, in bits of `alive`."""
+def _run_by_bit(held: Iterable[int], num_keys: int, alive: int) -> dict[int, int]:
+    """Return by bit how many leading keys are held, of the bits of `alive`.
+
+    Args:
+        held: The mask of each key's holders.
+        num_keys: How many keys these are.
+        alive: The bits that are asked for.
+    """
     run_by_bit: dict[int, int] = {}
-    for depth, key in enumerate(keys):
-        held = 0
-        for mask in masks:
-            held |= mask(key, 0)
-        ended = alive & ~held
-        if ended:
-            _note(run_by_bit, ended, depth)
-            alive ^= ended
-        if not alive:
-            return run_by_bit
-    _note(run_by_bit, alive, len(keys))
+    for depth, mask in enumerate(held):
+        if mask & alive != alive:
+            _note(run_by_bit, alive & ~mask, depth)
+            alive &= mask
+            if not alive:
+                return run_by_bit
+    _note(run_by_bit, alive, num_keys)
     return run_by_bit
 
 

@@ -209,7 +209,7 @@ def _raw_fields(raw: bytes) -> tuple[Any, dict[str, msgspec.Raw]]:
     except msgspec.DecodeError:
         first, *parts = _LIST.decode(raw)
         kind = msgspec.msgpack.decode(first)
-        return kind, dict(zip(_NAMES.get(kind, ()), parts, strict=False))
+        return kind, dict(zip(_names(kind), parts, strict=False))
     return msgspec.msgpack.decode(by_name.pop("type", _NOTHING)), by_name
 
 
@@ -228,8 +228,13 @@ def _fields(raw: Any) -> tuple[Any, Mapping[str, Any]]:
     if isinstance(raw, dict):
         return raw.get("type"), raw
     if isinstance(raw, list) and raw:
-        return raw[0], dict(zip(_NAMES.get(raw[0], ()), raw[1:], strict=False))
+        return raw[0], dict(zip(_names(raw[0]), raw[1:], strict=False))
     return None, {}
+
+
+def _names(kind: Any) -> Sequence[str]:
+    """Return what an array's elements behind its type are; nothing for a type of no use to us."""
+    return _NAMES.get(kind, ()) if isinstance(kind, str) else ()
 
 
 def _stored(fields: Mapping[str, Any]) -> BlocksStored:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -25,9 +24,9 @@ REPLAY_TIMEOUT_S = 2.0
 QUIET_S = 2.0
 # While it stays quiet we ask less and less often, down to this.
 MAX_QUIET_S = 60.0
-# Batches that may wait in our socket; with 20 events each they take 40 MB a replica. What comes on
-# top is dropped, which the next number shows, and replayed: vLLM keeps as many.
-RECEIVE_HWM = 10_000
+# Batches that may wait in our socket: what a busy engine sends in a minute, or with 20 events each
+# 15 MB. What comes on top is dropped, which the next number shows, and replayed.
+RECEIVE_HWM = 4000
 # Known blocks over those that fit from which on an engine's cache counts as known again after a
 # loss: the last tenth may be blocks of other groups, or in no prefix at all.
 REFILLED_RATIO = 0.9
@@ -103,6 +102,7 @@ class KvEventStream:
     is_synced: bool = False
     is_complete: bool = True
     _sequence: Sequence = field(default_factory=Sequence)
+    _num_counted: int = 0  # the batches before are counted, where they are missing
     _num_lives: int = 0
     _stopped_at: tuple[int, bytes] | None = None
 
@@ -111,10 +111,13 @@ class KvEventStream:
 
         Starts with a replay from batch 0, as a late subscriber has missed what came before.
         """
-        with _socket(context, zmq.SUB) as live:
+        with _socket(context, zmq.SUB, self.source.endpoint) as live:
             live.setsockopt(zmq.RCVHWM, RECEIVE_HWM)
             live.setsockopt(zmq.SUBSCRIBE, self.source.topic.encode())
             live.connect(self.source.endpoint)
+            # The same socket without futures: one that holds "nothing waits" is a cycle with the
+            # frames where that was raised, and keeps the last batch until the collector comes.
+            at_once: zmq.Socket[bytes] = zmq.Socket.shadow(live.underlying)
             await self._replay(context)
             self.is_synced = True
             self.on_standing()
@@ -122,7 +125,7 @@ class KvEventStream:
             while True:
                 if await live.poll(quiet_s * 1000):
                     quiet_s = QUIET_S
-                    await self._take(context, live)
+                    await self._take(context, at_once)
                 else:
                     await self._replay(context)
                     quiet_s = min(2 * quiet_s, MAX_QUIET_S)
@@ -131,20 +134,21 @@ class KvEventStream:
         """Forget everything: the engine process is a new one, whatever its numbers say."""
         self._clear()
         self._sequence.restart()
+        self._num_counted = 0
         self._stand(is_complete=True)
 
     def resync(self) -> None:
         """Forget everything that is known, and have the replica tell it again."""
         self.restart()
 
-    async def _take(self, context: Context, live: zmq.asyncio.Socket) -> None:
+    async def _take(self, context: Context, live: zmq.Socket[bytes]) -> None:
         """Take what waits in the socket; a gap is filled before what comes after it."""
         await self.turns.run(self._take_waiting(live))
         if self._stopped_at is None:
             return
         (number, payload), self._stopped_at = self._stopped_at, None
         self.counts.gaps += 1
-        self.counts.missed += number - self._sequence.expected
+        self._count_missed(number)
         await self._replay(context)
         step = self._sequence.replayed(number)
         if step is Step.GAP:  # the replay did not reach up to here
@@ -152,9 +156,10 @@ class KvEventStream:
         if step is not Step.SKIP:
             await self.turns.run(self._apply(number, payload))
 
-    def _take_waiting(self, live: zmq.asyncio.Socket) -> Iterator[None]:
+    def _take_waiting(self, live: zmq.Socket[bytes]) -> Iterator[None]:
         """Apply one batch after the other, until none waits or one is missing."""
         while (frames := _receive(live)) is not None:
+            yield  # also where it says nothing new: after a replay, thousands may
             if len(frames) < 3:
                 continue
             number, payload = int.from_bytes(frames[-2], "big"), frames[-1]
@@ -179,7 +184,7 @@ class KvEventStream:
     async def _replay_whole(self, context: Context, endpoint: str) -> bool:
         """Replay once; False where a part was lost on its way and can be had again."""
         is_first = True
-        with _socket(context, zmq.DEALER) as dealer:
+        with _socket(context, zmq.DEALER, endpoint) as dealer:
             dealer.setsockopt(zmq.RCVHWM, 0)  # the replica drops what does not fit; it has a bound
             dealer.connect(endpoint)
             await dealer.send_multipart([b"", self._sequence.expected.to_bytes(8, "big")])
@@ -189,9 +194,11 @@ class KvEventStream:
                     if step is Step.GAP and not is_first:
                         return False
                     if step is Step.GAP:  # older than the replica's buffer
-                        self.counts.missed += number - self._sequence.expected
+                        self._count_missed(number)
                         self._lose()
-                    if step is not Step.SKIP:
+                    if step is Step.SKIP:
+                        await self.turns.run(iter(()))  # what has come is received without a wait
+                    else:
                         is_first = False
                         await self.turns.run(self._apply(number, payload))
             except TimeoutError:
@@ -225,6 +232,12 @@ class KvEventStream:
                     return
             self._look_at_completeness(event)
 
+    def _count_missed(self, number: int) -> None:
+        """Count the batches missing before one, each once: a gap may show again in its replay."""
+        first = max(self._sequence.expected, self._num_counted)
+        self.counts.missed += max(0, number - first)
+        self._num_counted = max(self._num_counted, number)
+
     def _look_at_completeness(self, event: Event) -> None:
         if self.is_complete:
             return
@@ -250,15 +263,12 @@ class KvEventStream:
         self.on_change(self.translator.clear())
 
 
-def _receive(live: zmq.asyncio.Socket) -> list[bytes] | None:
+def _receive(live: zmq.Socket[bytes]) -> list[bytes] | None:
     """Return the frames of a message that waits; None where none does."""
-    # Such a future is done when it is made.
-    received: Any = live.recv_multipart(zmq.NOBLOCK)
     try:
-        frames: list[bytes] = received.result()
+        return live.recv_multipart(zmq.NOBLOCK)
     except zmq.Again:
         return None
-    return frames
 
 
 async def _replies(dealer: zmq.asyncio.Socket) -> AsyncIterator[tuple[int, bytes]]:
@@ -281,9 +291,13 @@ async def _replies(dealer: zmq.asyncio.Socket) -> AsyncIterator[tuple[int, bytes
 
 
 @contextmanager
-def _socket(context: Context, kind: int) -> Iterator[zmq.asyncio.Socket]:
+def _socket(context: Context, kind: int, endpoint: str) -> Iterator[zmq.asyncio.Socket]:
+    """Yield a socket that can be connected to an endpoint."""
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
+    # libzmq reads IPv6 addresses only if it is told to, and then takes a name for one, too, where
+    # vLLM may listen on IPv4 alone.
+    socket.setsockopt(zmq.IPV6, int("[" in endpoint))
     try:
         yield socket
     finally:

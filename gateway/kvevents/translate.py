@@ -94,6 +94,7 @@ class Translator:
         held: Callable[[Sequence[BlockKey], Tier], Set[BlockKey]],
     ) -> None:
         self._model = model
+        self._last_spec = HashSpec(model, block_size=1)
         self._max_blocks = max_blocks
         self._held = held
         self._key_by_handle: dict[Tier, KeyByHandle] = {tier: KeyByHandle() for tier in Tier}
@@ -114,7 +115,7 @@ class Translator:
     @property
     def num_blocks(self) -> int:
         """Blocks remembered, over all tiers."""
-        return sum(len(keys) for keys in self._key_by_handle.values())
+        return sum(map(len, self._key_by_handle.values()))
 
     @property
     def num_gpu_blocks(self) -> int:
@@ -128,10 +129,11 @@ class Translator:
 
     def begin_batch(self) -> None:
         """Note that the events from here on are of another engine step."""
-        self._beginnings.append([])
-        too_many = len(self._new_beginnings) > _MAX_NEW_BEGINNINGS
-        if too_many or len(self._beginnings) > COPY_BATCHES:
+        while len(self._beginnings) >= COPY_BATCHES or (
+            len(self._new_beginnings) > _MAX_NEW_BEGINNINGS
+        ):
             self._new_beginnings.difference_update(self._beginnings.popleft())
+        self._beginnings.append([])
 
     def apply(self, event: Event, now: float) -> Iterator[Change]:
         """Yield what an event changes in the index, to be applied there one by one.
@@ -198,7 +200,7 @@ class Translator:
     ) -> Iterator[Stored | Removed]:
         """Record a run whose parent is known; of `gone`, the keys only lead to those behind."""
         salt, extras = _extras(event)
-        spec = HashSpec(self._model, event.block_size, event.lora_name or "", salt)
+        spec = self._spec_of(event.block_size, event.lora_name or "", salt)
         if tier is Tier.L0:
             self.block_size = event.block_size
         parent = None if event.parent is None else self._key(event.parent)
@@ -215,6 +217,13 @@ class Translator:
                 left = [n for n, (handle, _) in enumerate(named) if handle not in gone]
                 named, parents = [named[n] for n in left], [parents[n] for n in left]
             yield from self._note(named, tier, parents, is_first=event.parent is None)
+
+    def _spec_of(self, block_size: int, lora: str, salt: str) -> HashSpec:
+        """Return what separates blocks: mostly as before, and to make it takes as long as a key."""
+        last = self._last_spec
+        if (block_size, lora, salt) != (last.block_size, last.lora, last.cache_salt):
+            last = self._last_spec = HashSpec(self._model, block_size, lora, salt)
+        return last
 
     def _note(
         self,
@@ -233,7 +242,9 @@ class Translator:
                 fresh.append((handle, key))
             elif before == key:
                 self._note_again(handle, tier, is_first=is_first)
-            else:  # the name means another block now: a removal that we never got
+            else:  # the name means another block now: removals that we never got
+                for copies in (self._extra_copies, self._beginning_copies):
+                    copies.pop((tier, handle), None)
                 yield from self._drop([handle], tier)
                 fresh.append((handle, key))
         keys = [key for _, key in fresh]

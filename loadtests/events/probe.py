@@ -4,7 +4,6 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit
@@ -54,8 +53,3 @@ class Probe:
             connection.request("POST", "/v1/completions", body)
             connection.getresponse().read()
             self.took_s.append(time.perf_counter() - began)
-
-
-def p99(took_s: Sequence[float]) -> float:
-    """Return the 99th percentile."""
-    return sorted(took_s)[min(len(took_s) - 1, int(len(took_s) * 0.99))]

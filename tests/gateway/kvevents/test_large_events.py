@@ -67,7 +67,7 @@ def stored(num_blocks, **changes):
         "type": "BlockStored",
         "block_hashes": [rng.getrandbits(64) for _ in range(num_blocks)],
         "parent_block_hash": None,
-        "token_ids": [rng.randrange(150_000) for _ in range(num_blocks * 16)],
+        "token_ids": rng.choices(range(150_000), k=num_blocks * 16),
         "block_size": 16,
         "lora_id": None,
         "medium": "GPU",

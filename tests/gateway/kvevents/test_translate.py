@@ -193,6 +193,18 @@ def test_a_report_of_what_was_found_is_no_copy():
     assert events.apply(BlocksRemoved((95,))) == Removed(keys([7, 8]), Tier.L0), "found at once"
 
 
+def test_only_so_many_beginnings_of_prompts_are_remembered():
+    """However many each batch has: after quiet ones, an engine may report all of its cache."""
+    events = translator(max_blocks=100_000)
+    number = 0
+    for count in [1] * COPY_BATCHES + [1000] * 6:
+        events.begin_batch()
+        for _ in range(count):
+            number += 1
+            events.apply(stored([number], [number, number]))
+    assert len(events._new_beginnings) <= 3 * 1000 + 48
+
+
 def test_one_of_two_names_of_a_block_may_go():
     """The engine hashes more than we do: what follows a block, or where an adapter came from."""
     events = translator()
@@ -213,6 +225,18 @@ def test_a_name_that_means_another_block_now_lets_go_of_the_first():
         Stored(keys([3, 4]), Tier.L0),
     ]
     assert (events.matched([1, 2]), events.matched([3, 4]), events.num_blocks) == (0, 1, 1)
+
+
+def test_a_name_of_several_copies_that_means_another_block_now_lets_go_of_all_of_them():
+    events = translator()
+    events.apply(stored([80], [1, 2]))
+    for _ in range(2):
+        events.apply(stored([90], [3, 4], parent=80))
+    events.all(stored([90], [5, 6], parent=80))
+    assert events.matched([1, 2, 3, 4]) == 1
+    assert events.matched([1, 2, 5, 6]) == 2
+    events.apply(BlocksRemoved((90,)))
+    assert (events.matched([1, 2, 5, 6]), events.num_blocks) == (1, 1)
 
 
 # Groups
