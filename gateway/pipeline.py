@@ -36,7 +36,7 @@ from routing.types import PrefixMatch, ReplicaId
 INLINE_JSON_BYTES = PIECE_BYTES
 # An index keeps its own deadline, as only it can say what it knows without an answer. Where it does
 # not, or our loop is late, it may take so many times as long: a request must never hang on it.
-BACKSTOP_TIMES = 4
+BACKSTOP_TIMES = 10
 # Writing out 16,000 token ids takes 0.3 ms.
 INLINE_TOKEN_BYTES = 64 * 1024
 

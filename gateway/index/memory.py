@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from gateway.index.base import Prediction
+from gateway.index.steps import Steps
 from routing.block_map import BlockMap
 from routing.types import BlockKey, PrefixMatch, ReplicaId, Tier
 
@@ -21,18 +22,14 @@ class MemoryIndex:
 
     def __init__(self, blocks: BlockMap, now: Callable[[], float]) -> None:
         self._blocks = blocks
+        self._steps = Steps(blocks)
         self._now = now
 
     async def lookup(
         self, keys_by_block_size: Mapping[int, Sequence[BlockKey]]
     ) -> Mapping[ReplicaId, PrefixMatch]:
         """Walk the prompt's keys once for each block size."""
-        now = self._now()
-        found: dict[ReplicaId, PrefixMatch] = {}
-        for block_size, keys in keys_by_block_size.items():
-            # Keys of another block size never match: the size is part of the chain's root.
-            found |= self._blocks.longest_prefix(keys, block_size, now)
-        return found
+        return await self._steps.lookup(keys_by_block_size, self._now())
 
     def store(
         self,
@@ -50,6 +47,7 @@ class MemoryIndex:
 
     def clear(self, replica: ReplicaId, keys: Iterable[BlockKey]) -> None:
         """Forget a replica, in O(1)."""
+        self._steps.forget(replica)
         self._blocks.clear(replica, keys)
 
     def held(self, replica: ReplicaId, keys: Sequence[BlockKey], tier: Tier) -> Set[BlockKey]:
@@ -66,12 +64,12 @@ class MemoryIndex:
     ) -> Prediction:
         """Record a prediction."""
         until = self._now() + ttl_s
-        num_known = self._blocks.predict(replica, keys, until, max_blocks)
+        num_known = self._steps.predict(replica, keys, until, max_blocks)
         return Prediction(replica, keys[num_known:], until)
 
     def withdraw(self, prediction: Prediction) -> None:
         """Take a prediction back."""
-        self._blocks.withdraw(prediction.replica, prediction.keys, prediction.until)
+        self._steps.withdraw(prediction.replica, prediction.keys, prediction.until)
 
     def num_blocks(self) -> Mapping[Tier, int]:
         """Return how many different blocks each tier knows."""
