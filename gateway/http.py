@@ -84,6 +84,7 @@ class LimitedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.cycle: ResponseCycle
         self._limits = limits
         self._is_draining = is_draining
         self._num_header_bytes = 0
@@ -181,16 +182,17 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.transport.is_closing() or self.parser.should_upgrade():
             return
         super().on_headers_complete()
-        # uvicorn has no seam for how a response is written, and nothing else is changed.
+        # uvicorn has no seam for how bodies are handed on and responses are written.
         self.cycle.__class__ = ResponseCycle
+        self.cycle.pieces = []
         self._asked = True
         if self._is_draining():
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         """httptools: a piece of the request's body."""
-        if not self.transport.is_closing():
-            super().on_body(body)
+        if not (self.transport.is_closing() or self.cycle.response_complete):
+            self.cycle.feed(body)
 
     def on_message_complete(self) -> None:
         """httptools: the request is whole."""

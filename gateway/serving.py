@@ -23,7 +23,7 @@ from gateway.server import ListenError
 GC_NEW_OBJECTS = 50_000
 # How long a thread that prepares a long prompt may keep the event loop waiting for its turn; the
 # interpreter's own 5 ms are as much as such a prompt may cost another request in all.
-THREAD_TURN_S = 0.5e-3
+THREAD_TURN_S = 0.1e-3
 
 
 def serve(

@@ -12,6 +12,9 @@ from gateway.errors import GatewayError, PromptTooLarge, ReceiveTimeout
 from gateway.proxy.headers import Header, first, is_event_stream
 from routing.value import value
 
+# Copied in 50 us into memory that is new; 2 MB take 1 ms.
+INLINE_JOIN_BYTES = 128 * 1024
+
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -66,7 +69,7 @@ async def read_request(
     if declared is not None and int(declared) > max_body_bytes:
         raise _too_large(max_body_bytes)
     encoding = (first(headers, b"content-encoding") or b"").decode("latin-1")
-    body = await _read_body(scope, receive, max_body_bytes)
+    body = await _whole(await _read_body(scope, receive, max_body_bytes), encoding, max_body_bytes)
     query = scope.get("query_string", b"")
     path = scope.get("raw_path") or scope["path"].encode()
     return ClientRequest(
@@ -74,7 +77,7 @@ async def read_request(
         path=scope["path"],
         target=path + b"?" + query if query else path,
         headers=headers,
-        body=decode_body(body, encoding, max_body_bytes) if encoding else body,
+        body=body,
         scheme=scope.get("scheme", "http"),
         client=scope["client"][0] if scope.get("client") else "unknown",
         caller=caller,
@@ -82,7 +85,7 @@ async def read_request(
     )
 
 
-async def _read_body(scope: Scope, receive: Receive, max_body_bytes: int) -> bytes:
+async def _read_body(scope: Scope, receive: Receive, max_body_bytes: int) -> list[bytes]:
     pieces: list[bytes] = []
     num_bytes = 0
     while True:
@@ -97,7 +100,23 @@ async def _read_body(scope: Scope, receive: Receive, max_body_bytes: int) -> byt
             raise _too_large(max_body_bytes)
         pieces.append(piece)
         if not message.get("more_body"):
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            return pieces
+
+
+async def _whole(pieces: list[bytes], encoding: str, max_body_bytes: int) -> bytes:
+    """Return a body without its content encoding; what takes long is done in a thread.
+
+    How long a body will take to unpack, its length does not tell.
+    """
+    if not encoding and sum(map(len, pieces)) <= INLINE_JOIN_BYTES:
+        return b"".join(pieces)  # one piece is not copied
+    return await asyncio.to_thread(_decoded, pieces, encoding, max_body_bytes)
+
+
+def _decoded(pieces: list[bytes], encoding: str, max_body_bytes: int) -> bytes:
+    body = b"".join(pieces)
+    pieces.clear()  # or the body would be there twice while it is unpacked
+    return decode_body(body, encoding, max_body_bytes)
 
 
 def _too_large(max_body_bytes: int) -> PromptTooLarge:

@@ -68,6 +68,21 @@ class RequestBody:
         """Whether an engine keeps KV blocks for what it holds."""
         return self.kind not in (BodyKind.OTHER, BodyKind.FORM)
 
+    @property
+    def skips_cache(self) -> bool:
+        """Whether its engine computes all of the prompt, whatever it has cached.
+
+        Source:
+            vLLM 0.32: SamplingParams, which does so for logprobs of the prompt, and the protocols,
+            which ask for them also where `echo` meets the logprobs of the answer.
+        """
+        fields = self.fields
+        if fields.get("prompt_logprobs") is not None:
+            return True
+        is_chat = self.kind is BodyKind.CHAT
+        wanted = fields.get("top_logprobs", 0) if is_chat else fields.get("logprobs")
+        return bool(fields.get("echo")) and wanted is not None
+
     def salted(self, cache_salt: str) -> RequestBody:
         """Return the same body with another salt."""
         return replace(self, cache_salt=cache_salt)

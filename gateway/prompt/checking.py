@@ -17,7 +17,6 @@ from gateway.prompt.questions import Question
 from gateway.prompt.tokenizer import Tokenized
 from gateway.prompt.trust import EQUAL, FAILED, SKIPPED, Trust, difference
 from gateway.replicas.tokens import NotTold, ReplicaTokens
-from routing.hashing import unpack_tokens
 
 # For one answer. Nobody waits for it, and a busy engine answers late.
 ASK_TIMEOUT_S = 5.0
@@ -131,8 +130,8 @@ class Checker:
         if there == tokenized.packed_tokens:
             return EQUAL
         reason = difference(
-            unpack_tokens(tokenized.packed_tokens),
-            unpack_tokens(there),
+            memoryview(tokenized.packed_tokens).cast("I"),
+            memoryview(there).cast("I"),
             has_tools=bool(body.fields.get("tools")),
             is_dated=tokenized.is_dated,
         )

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from email.message import Message
 
+# Looked through at a time: 70 us, in which no other thread has the interpreter's lock.
+SLICE_BYTES = 128 * 1024
+# Of one part; no client sends more than a name, a file's name and two types.
+MAX_HEAD_BYTES = 8 * 1024
 # A model's name; the file in the same form can be large and is not looked at.
 MAX_FIELD_BYTES = 1024
 
@@ -18,11 +22,25 @@ def form_field(body: bytes, content_type: str, name: str) -> str | None:
     boundary = header.get_boundary()
     if not boundary or header.get_content_type() != "multipart/form-data":
         return None
-    for part in body.split(b"--" + boundary.encode(errors="replace"))[1:]:
-        head, _, value = part.partition(b"\r\n\r\n")
-        if _field_name(head) == name and len(value) <= MAX_FIELD_BYTES:
+    delimiter = b"--" + boundary.encode(errors="replace")
+    end = _find(delimiter, body, 0)
+    while end < len(body):
+        start = end + len(delimiter)
+        end = _find(delimiter, body, start)
+        head, _, _ = body[start : min(end, start + MAX_HEAD_BYTES)].partition(b"\r\n\r\n")
+        if _field_name(head) == name and end - start - len(head) - 4 <= MAX_FIELD_BYTES:
+            value = body[start + len(head) + 4 : end]
             return value.removesuffix(b"\r\n").decode(errors="replace")
     return None
+
+
+def _find(what: bytes, body: bytes, start: int) -> int:
+    """Return where something begins, from `start` on; the body's end where nowhere."""
+    for place in range(start, len(body), SLICE_BYTES):
+        found = body.find(what, place, place + SLICE_BYTES + len(what) - 1)
+        if found >= 0:
+            return found
+    return len(body)
 
 
 def _field_name(head: bytes) -> str | None:

@@ -42,6 +42,7 @@ NOT_JSON = [
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch):
     monkeypatch.setattr(reading, "PIECE_BYTES", 4)
+    monkeypatch.setattr(reading, "TEXT_BYTES", 4)
 
 
 def outcome(read, body):
@@ -74,9 +75,35 @@ def test_what_is_nested_deeply_reads_as_json_reads_it():
     assert outcome(read_json, body) == outcome(json.loads, body) == "too deep"
 
 
-def test_a_text_is_cut_before_a_space_only(monkeypatch):
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("abcdefghijklmnop", ["abcde", "fghi", "jklm", "nop"]),
+        ("\u4f60\u597d\u4e16\u754c!", ["\u4f60\u597d", "\u4e16\u754c", "!"]),
+        (r"\u4f60\u597d\u4e16", [r"\u4f60", r"\u597d", r"\u4e16"]),
+        (r"\ud83d\ude00\ud83d\ude00x", [r"\ud83d\ude00", r"\ud83d\ude00", "x"]),
+        (r"\n\n\n\n\n\n", [r"\n\n", r"\n\n", r"\n\n"]),
+        (r"abc\u4f60defghijk", [r"abc\u4f60", "defg", "hijk"]),
+        (r"abc\ud83d\ude00defgh", [r"abc\ud83d\ude00", "defg", "h"]),
+        (r"abc\\u4f60", [r"abc\\u4f60"]),
+        ("\\" * 16, ["\\" * 16]),
+    ],
+)
+def test_a_text_is_cut_between_two_characters_only(text, pieces, monkeypatch):
     seen = []
     loads = json.loads
-    monkeypatch.setattr(json, "loads", lambda text: seen.append(text) or loads(text))
-    assert reading._text(b'"abcdef ghijkl m"') == "abcdef ghijkl m"
-    assert seen == ['"abcdef"', '" ghijkl"', '" m"']
+    monkeypatch.setattr(json, "loads", lambda text: seen.append(text[1:-1]) or loads(text))
+    quoted = f'"{text}"'
+    assert reading._text(memoryview(quoted.encode())) == loads(quoted)
+    assert seen == pieces
+
+
+@given(
+    st.text(st.sampled_from('a\\"\n\u00e9\u4f60\U0001f600\ud83d\ude00 '), min_size=1, max_size=60),
+    st.booleans(),
+)
+def test_any_text_reads_as_json_reads_it(text, ascii_only):
+    body = json.dumps(text, ensure_ascii=ascii_only).encode(errors="surrogatepass")
+    assert outcome(lambda quoted: reading._text(memoryview(quoted)), body) == outcome(
+        json.loads, body
+    )

@@ -1,10 +1,10 @@
 """What `forward_token_ids` costs a gateway, and what it saves an engine.
 
-    python tests/measure/forwarding.py [--requests 60] [--tokenizer FOLDER]
+    python -m tests.measure.forwarding [--requests 60] [--tokenizer FOLDER]
 
 Run by `make measure-prompts`. The engine's side is what vLLM does with the same body: transformers
-renders and tokenizes the whole prompt, or json reads the ids. Prints a table and writes
-build/forwarding.json. There is no goal: the figures say when the option is worth it.
+renders and tokenizes the whole prompt, or json reads the ids. There is no goal: the figures say
+when the option is worth it.
 """
 
 import argparse
@@ -22,14 +22,11 @@ import httpx
 from transformers import AutoTokenizer
 
 from gateway.prompt.forwarding import splice_token_ids
+from loadtests.measurement import ROOT, Measurement, Report
+from loadtests.usage import cpu_s
 from routing.hashing import pack_tokens
-
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-
-from loadtests.bench.cpu import cpu_s  # noqa: E402 - found behind the line above
-from tests.support.processes import gateway_process  # noqa: E402
-from tests.support.simulators import running_replica  # noqa: E402
+from tests.support.processes import gateway_process
+from tests.support.simulators import running_replica
 
 TOKENIZERS = (ROOT / "tests/data/tokenizers/qwen3", ROOT / "loadtests/demo_model")
 CHAT = "/v1/chat/completions"
@@ -98,10 +95,14 @@ def p50_ms(work: Callable[[bytes], object], bodies: list[bytes]) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--requests", type=int, default=60)
-    parser.add_argument("--tokenizer", type=Path, help="a folder; default: Qwen3's where it is")
-    given = parser.parse_args()
+    program = Measurement("tests.measure.forwarding", __doc__.partition("\n")[0])
+    add = program.options.add_argument
+    add("--requests", type=int, default=60)
+    add("--tokenizer", type=Path, help="a folder; default: Qwen3's where it is")
+    return program.run(None, measure)
+
+
+def measure(given: argparse.Namespace, _folder: Path) -> Report:
     folder = given.tokenizer or next(f for f in TOKENIZERS if (f / "tokenizer.json").is_file())
     tokenizer = AutoTokenizer.from_pretrained(folder)
 
@@ -129,9 +130,7 @@ def main() -> int:
         print(
             f"{name:28} {figure:>12.2f}" if isinstance(figure, float) else f"{name:28} {figure:>12}"
         )
-    (ROOT / "build").mkdir(exist_ok=True)
-    (ROOT / "build/forwarding.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
-    return 0
+    return Report(found)
 
 
 if __name__ == "__main__":

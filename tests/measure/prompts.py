@@ -1,9 +1,8 @@
 """What a prompt costs from its body to its block keys, against the whole-prompt way, on one core.
 
-    python tests/measure/prompts.py [--rounds 40] [--tokenizer FOLDER]
+    python -m tests.measure.prompts [--rounds 40] [--tokenizer FOLDER]
 
-Run by `make measure-prompts`. Prints a table with the goals, writes build/prompts.json, and exits 1
-where a goal is missed.
+Run by `make measure-prompts`.
 """
 
 import argparse
@@ -25,9 +24,9 @@ from gateway.prompt.keys import BlockKeys
 from gateway.prompt.prepare import Prompt, prepare_now
 from gateway.prompt.tokenizer import PromptTokenizer
 from gateway.serving import GC_NEW_OBJECTS
+from loadtests.measurement import ROOT, Measurement, Report
 from routing.hashing import HashSpec, block_keys, max_matched_blocks, pack_tokens
 
-ROOT = Path(__file__).parents[2]
 TOKENIZERS = (ROOT / "tests/data/tokenizers/qwen3", ROOT / "loadtests/demo_model")
 SPEC = HashSpec("m", 16)
 MIB = 1024 * 1024
@@ -191,10 +190,14 @@ def show(row: Row) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=40, help="prompts of each kind")
-    parser.add_argument("--tokenizer", type=Path, help="a folder; default: Qwen3's where it is")
-    given = parser.parse_args()
+    program = Measurement("tests.measure.prompts", __doc__.partition("\n")[0])
+    add = program.options.add_argument
+    add("--rounds", type=int, default=40, help="prompts of each kind")
+    add("--tokenizer", type=Path, help="a folder; default: Qwen3's where it is")
+    return program.run(None, measure)
+
+
+def measure(given: argparse.Namespace, _folder: Path) -> Report:
     # One core, which the tokenizer's own threads count.
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     folder = given.tokenizer or next(f for f in TOKENIZERS if (f / "tokenizer.json").is_file())
@@ -211,10 +214,8 @@ def main() -> int:
     for row in rows(bench, given.rounds):
         show(row)
         found.append(row)
-    (ROOT / "build").mkdir(exist_ok=True)
-    lines = [{**asdict(row), "is_met": row.is_met} for row in found]
-    (ROOT / "build/prompts.json").write_text(json.dumps(lines, indent=1), encoding="utf-8")
-    return int(not all(row.is_met for row in found))
+    missed = [f"{row.name}: {row.figure:.2f} {row.unit}" for row in found if not row.is_met]
+    return Report({"rows": [asdict(row) for row in found]}, missed)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,12 @@
 
     python -m tests.measure.redis_index [--rounds 1000] [--seconds 10] [--entries 1000000]
 
-Run by `make measure-redis`. Starts a redis-server of its own. Prints a table with the goals, writes
-build/redis.json, and exits 1 where a goal is missed.
+Run by `make measure-redis`. Starts a redis-server of its own.
 """
 
 import argparse
 import asyncio
 import gc
-import json
 import shutil
 import statistics
 import sys
@@ -29,13 +27,13 @@ from gateway.observability.metrics import Metrics
 from gateway.redis.link import RedisLink
 from gateway.redis.node import LinkState
 from gateway.serving import GC_NEW_OBJECTS
+from loadtests.measurement import Measurement, MeasurementError, Report
 from routing.block_map import BlockMap
 from routing.types import ReplicaId, Tier
 from tests.support.lives import Board, SomeLives
 from tests.support.redis_servers import LogLines, RedisServer, dialing
 from tests.support.replicas import until
 
-ROOT = Path(__file__).parents[2]
 SEED = 5
 NUM_REPLICAS = 8
 PROMPT_BLOCKS = 2048
@@ -288,15 +286,18 @@ async def measure(server: RedisServer, given: argparse.Namespace) -> list[Row]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=1000, help="look-ups of each kind")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of steady writes")
-    parser.add_argument("--entries", type=int, default=1_000_000, help="for the memory")
-    given = parser.parse_args()
+    program = Measurement("tests.measure.redis_index", __doc__.partition("\n")[0])
+    add = program.options.add_argument
+    add("--rounds", type=int, default=1000, help="look-ups of each kind")
+    add("--seconds", type=float, default=10.0, help="of steady writes")
+    add("--entries", type=int, default=1_000_000, help="for the memory")
+    return program.run(None, report)
+
+
+def report(given: argparse.Namespace, _folder: Path) -> Report:
     binary = shutil.which("redis-server")
     if binary is None:
-        print("needs redis-server on the PATH", file=sys.stderr)
-        return 2
+        raise MeasurementError("needs redis-server on the PATH")
     # As `warmroute serve` does once it has started.
     gc.collect()
     gc.freeze()
@@ -308,10 +309,8 @@ def main() -> int:
             rows = uvloop.run(measure(server, given))
         finally:
             server.stop()
-    (ROOT / "build").mkdir(exist_ok=True)
-    lines = [{**asdict(row), "is_met": row.is_met} for row in rows]
-    (ROOT / "build/redis.json").write_text(json.dumps(lines, indent=1), encoding="utf-8")
-    return int(not all(row.is_met for row in rows))
+    missed = [f"{row.name.strip()}: {row.figure:.3f} {row.unit}" for row in rows if not row.is_met]
+    return Report({"rows": [asdict(row) for row in rows]}, missed)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What is kept of prompts stays within its bound, however many chats there are."""
 
 import json
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,6 @@ from gateway.prompt.keys import BlockKeys
 from gateway.prompt.prepare import prepare_now
 from gateway.prompt.tokenizer import PromptTokenizer
 from routing.hashing import HashSpec
-
-pytestmark = pytest.mark.alone
 
 MIB = 1024 * 1024
 NUM_CHATS = 100_000
@@ -36,8 +35,7 @@ def chat(number):
     return read_body(json.dumps({"model": "m", "messages": messages}).encode(), BodyKind.CHAT)
 
 
-@pytest.mark.timeout(300)
-def test_100_000_chats_leave_the_cache_at_its_bound():
+def talk():
     cache = ByteCache(CACHE_BYTES)
     tokenizer = PromptTokenizer.load("loadtests/demo_model", cache)
     keys = BlockKeys(cache)
@@ -51,3 +49,12 @@ def test_100_000_chats_leave_the_cache_at_its_bound():
     assert resident_bytes() - warm <= SLACK_BYTES
     # What every chat shares was never the least recently used.
     assert tokenizer.seconds(tokenizer.begin(chat(NUM_CHATS - 1))) == 0.0
+
+
+@pytest.mark.timeout(300)
+def test_100_000_chats_leave_the_cache_at_its_bound():
+    """In a process of its own: memory that other tests gave back would hide what is kept."""
+    own = multiprocessing.get_context("spawn").Process(target=talk)
+    own.start()
+    own.join()
+    assert own.exitcode == 0  # what was wrong stands on standard error
