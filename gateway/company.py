@@ -75,7 +75,7 @@ def keep_company(
     from gateway.index.redis import RedisIndex  # noqa: PLC0415
     from gateway.shared.shared import join  # noqa: PLC0415
 
-    shared = join(config, book, metrics.redis, log, now)
+    shared = join(config, book, metrics.redis, log, now, lookup_timeout_s)
     stack.callback(shared.link.close)
     index = RedisIndex(
         link=shared.link,

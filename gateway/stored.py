@@ -92,25 +92,24 @@ class Stored:
 
     async def response(self, response_id: str) -> ReplicaId | None:
         """Return who holds a response, or None."""
-        key = b"response " + response_id.encode()
-        return self._replica_by_id.get(key) or await self._recall(key)
+        return await self._find(b"response " + response_id.encode())
 
     async def learn_session(self, headers: Sequence[Header]) -> None:
         """Ask for the session that a request names, where another gateway may have opened it."""
         named = first(headers, SESSION_HEADER) if self._elsewhere is not None else None
-        if named is None or not 0 < len(named) <= MAX_SESSION_BYTES or named == NEW_SESSION:
-            return
-        key = b"session " + named
-        if key not in self._replica_by_id:
-            await self._recall(key)
+        if named is not None and 0 < len(named) <= MAX_SESSION_BYTES and named != NEW_SESSION:
+            await self._find(b"session " + named)
 
     def session(self, headers: Sequence[Header]) -> ReplicaId | None:
         """Return who opened the session that a request names, or None."""
         named = first(headers, SESSION_HEADER) if self._replica_by_id else None
         return None if named is None else self._replica_by_id.get(b"session " + named)
 
-    async def _recall(self, key: bytes) -> ReplicaId | None:
-        found = await self._elsewhere.recall(key) if self._elsewhere is not None else None
+    async def _find(self, key: bytes) -> ReplicaId | None:
+        """Return who has something; what is used is told again, so that others know it as long."""
+        found = self._replica_by_id.get(key)
+        if found is None and self._elsewhere is not None:
+            found = await self._elsewhere.recall(key)
         if found is not None:
             self._keep(key, found)
         return found

@@ -23,8 +23,7 @@ class Chains:
         self._anchor_by_key: dict[BlockKey, BlockKey] = {}
         self._parent_by_key: dict[BlockKey, BlockKey | None] = {}
         self._num_by_anchor: dict[BlockKey, int] = {}
-        self.num_unplaced = 0
-        """Blocks whose parent was not known, so that nobody knows where they are."""
+        self._swept: list[BlockKey] = []
 
     def __len__(self) -> int:
         return len(self._anchor_by_key)
@@ -34,15 +33,15 @@ class Chains:
         """How many segments the blocks are in."""
         return len(self._num_by_anchor)
 
-    def add(self, keys: Sequence[BlockKey], parents: Sequence[BlockKey | None]) -> None:
-        """Learn of blocks.
+    def add(self, keys: Sequence[BlockKey], parents: Sequence[BlockKey | None]) -> int:
+        """Learn of blocks; return how many have no place, as their parents are not known.
 
         Args:
             keys: The blocks.
             parents: The block before each, None where it begins a prompt; empty where all of them
                 should be known already.
         """
-        anchor_by_key = self._anchor_by_key
+        anchor_by_key, num_unplaced = self._anchor_by_key, 0
         for key, parent in zip(keys, parents, strict=False):
             if key in anchor_by_key:
                 continue
@@ -51,12 +50,13 @@ class Chains:
             else:
                 found = anchor_by_key.get(parent)
                 if found is None:
-                    self.num_unplaced += 1
+                    num_unplaced += 1
                     continue
                 anchor, inside = found, parent
             anchor_by_key[key] = anchor
             self._parent_by_key[key] = inside
             self._num_by_anchor[anchor] = self._num_by_anchor.get(anchor, 0) + 1
+        return num_unplaced
 
     def parts(
         self, keys: Iterable[BlockKey]
@@ -105,11 +105,17 @@ class Chains:
             else:
                 del self._num_by_anchor[anchor]
 
-    def dropping(self, keys: Iterable[BlockKey]) -> Iterator[BlockKey]:
-        """Yield blocks, and forget each after whoever takes them has let go of it."""
+    def sweeping(self, keys: Iterable[BlockKey]) -> Iterator[BlockKey]:
+        """Yield blocks to whoever sweeps them out of the map, and note them for `drop_swept`."""
         for key in keys:
+            self._swept.append(key)
             yield key
-            self.drop((key,))
+
+    def drop_swept(self) -> None:
+        """Forget those that were swept since the last call and that nobody holds any more."""
+        if self._swept:
+            self.drop(self._swept)
+            self._swept.clear()
 
     def keys(self) -> list[BlockKey]:
         """Return all blocks, mostly in the order in which they follow each other."""

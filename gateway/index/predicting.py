@@ -20,10 +20,10 @@ class Predicting:
 
     Args:
         namespace: Of all keys.
-        send: Takes each call; nobody waits for it.
+        send: Takes each call and how many blocks it names; nobody waits for it.
     """
 
-    def __init__(self, namespace: str, send: Callable[[Call], None]) -> None:
+    def __init__(self, namespace: str, send: Callable[[Call, int], None]) -> None:
         self._names = Names(namespace)
         self._send = send
 
@@ -53,4 +53,4 @@ class Predicting:
     def _note(self, life: int, tag: bytes, ttl_s: float, blocks: bytes, *, is_whole: bool) -> None:
         name = self._names.of_predictions(tag)
         args = (life.to_bytes(4, "little"), round(ttl_s * 1000), int(is_whole), blocks)
-        self._send(Call(_PREDICT, (name,), args))
+        self._send(Call(_PREDICT, (name,), args), len(blocks) // KEY_BYTES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -42,7 +43,8 @@ class WriteQueue:
     """Changes of blocks, joined by segment."""
 
     def __init__(self) -> None:
-        self._waiting: dict[tuple[int, BlockKey], _Waiting] = {}
+        # Of a plain dictionary the first entry is found by passing all that were taken before it.
+        self._waiting: OrderedDict[tuple[int, BlockKey], _Waiting] = OrderedDict()
         self.num_blocks = 0
 
     def store(
@@ -71,8 +73,7 @@ class WriteQueue:
         """Take out what came first, up to some blocks and writes, or one segment's."""
         taken: list[Write] = []
         while self._waiting and max_blocks > 0 and len(taken) < max_writes:
-            (life, anchor), waiting = next(iter(self._waiting.items()))
-            del self._waiting[life, anchor]
+            (life, anchor), waiting = self._waiting.popitem(last=False)
             self.num_blocks -= waiting.num_blocks
             max_blocks -= waiting.num_blocks
             taken += _in_calls(life, anchor, waiting)

@@ -127,10 +127,17 @@ class Reader:
         for stop in _kept_stops(parts.num_segments):
             last = parts.last(stop - 1)
             kept = self._kept.pop(last, None) or _Kept(now, {})
-            so_far = {**kept.so_far, life: _ALL_RUN}
+            # It is expected, and not reported: there it is as far as it was known to be.
+            reported = kept.so_far.get(life, _NO_RUNS)[0]
+            so_far = {**kept.so_far, life: (reported, _RUNNING, _RUNNING, _RUNNING)}
             self._kept[last] = _Kept(max(now, kept.hot_until), so_far)
         while len(self._kept) > MAX_KEPT:
             del self._kept[next(iter(self._kept))]
+
+    def forget(self, parts: Cut) -> None:
+        """Forget what is remembered of a prompt, which was sent and not run: it is read again."""
+        for stop in _kept_stops(parts.num_segments):
+            self._kept.pop(parts.last(stop - 1), None)
 
     def packed_lives(self) -> bytes:
         """Return all lives that count, 4 bytes each, the pool's first."""

@@ -10,6 +10,7 @@ from gateway.index.lives import Lives
 from gateway.index.predicting import Predicting
 from gateway.index.reading import POOL, Reader, Runs
 from gateway.index.segments import cut
+from gateway.index.steps import Steps
 from gateway.index.writing import Writer
 from gateway.observability.index_metrics import SharedIndexMetrics
 from gateway.observability.logging import EventLog
@@ -52,6 +53,7 @@ class RedisIndex:
     ) -> None:
         self._lives = lives
         self._blocks = blocks
+        self._steps = Steps(blocks)
         self._timeout_s = timeout_s
         self._metrics = metrics
         self._now = now
@@ -80,15 +82,12 @@ class RedisIndex:
         self, keys_by_block_size: Mapping[int, Sequence[BlockKey]]
     ) -> Mapping[ReplicaId, PrefixMatch]:
         """Ask the map, and Redis too where replicas are followed elsewhere."""
-        now = self._now()
-        found: dict[ReplicaId, PrefixMatch] = {}
-        for block_size, keys in keys_by_block_size.items():
-            found |= self._blocks.longest_prefix(keys, block_size, now)
+        found = await self._steps.lookup(keys_by_block_size, self._now())
         if not self._asks_others():
             self._metrics.lookups.labels("local").inc()
             return found
         result = "shared"
-        until = now + self._timeout_s()
+        until = self._now() + self._timeout_s()
         for block_size, keys in keys_by_block_size.items():
             if not keys:
                 continue
@@ -109,10 +108,10 @@ class RedisIndex:
         parents: Sequence[BlockKey | None] = (),
     ) -> None:
         """Record stored blocks here and there."""
-        self._blocks.store(replica, keys, tier)
+        self._blocks.store(replica, keys, tier)  # which sweeps
+        self._writer.chains.drop_swept()
         if self._lives.is_owned(replica):
-            self._writer.chains.add(keys, parents)
-            self._writer.store(replica, keys, tier)
+            self._writer.store(replica, keys, tier, parents)
 
     def remove(self, replica: ReplicaId, keys: Sequence[BlockKey], tier: Tier) -> None:
         """Record removed blocks here and there."""
@@ -122,7 +121,8 @@ class RedisIndex:
 
     def clear(self, replica: ReplicaId, keys: Iterable[BlockKey]) -> None:
         """Forget a replica, in O(1); where it is followed here, for all gateways."""
-        self._blocks.clear(replica, self._writer.chains.dropping(keys))
+        self._steps.forget(replica)
+        self._blocks.clear(replica, self._writer.chains.sweeping(keys))
         if self._lives.is_owned(replica):
             self._writer.clear(replica)
 
@@ -140,7 +140,7 @@ class RedisIndex:
     ) -> Prediction:
         """Record a prediction here, and there what is new in it."""
         until = self._now() + ttl_s
-        num_known = self._blocks.predict(replica, keys, until, max_blocks)
+        num_known = self._steps.predict(replica, keys, until, max_blocks)
         life = self._lives.life_of(replica)
         if life is not None and keys:
             parts = cut(keys)
@@ -151,11 +151,13 @@ class RedisIndex:
 
     def withdraw(self, prediction: Prediction) -> None:
         """Take a prediction back, here and there."""
-        self._blocks.withdraw(prediction.replica, prediction.keys, prediction.until)
+        self._steps.withdraw(prediction.replica, prediction.keys, prediction.until)
         life = self._lives.life_of(prediction.replica)
         if life is not None and prediction.prompt:
+            parts = cut(prediction.prompt)
+            self._reader.forget(parts)
             num_kept = len(prediction.prompt) - len(prediction.keys)
-            self._predicting.withdraw(life, cut(prediction.prompt), num_kept)
+            self._predicting.withdraw(life, parts, num_kept)
 
     def num_blocks(self) -> Mapping[Tier, int]:
         """Return how many different blocks each tier knows here."""

@@ -19,6 +19,7 @@ from gateway.index.reading import POOL
 from gateway.index.segments import Names, tag_of
 from gateway.observability.index_metrics import SharedIndexMetrics
 from gateway.observability.logging import EventLog
+from gateway.redis.connection import Reply
 from gateway.redis.errors import LinkError
 from gateway.redis.link import Call, RedisLink
 from gateway.redis.node import LinkState
@@ -87,7 +88,7 @@ class Writer:
         self._names = Names(link.namespace)
         self.chains = Chains(blocks.is_held)
         self._queue = WriteQueue()
-        self._calls: list[Call] = []  # of predictions
+        self._predictions: list[tuple[Call, int]] = []  # each with its number of blocks
         self._wake = asyncio.Event()
         self._is_sending = False
         self._life_by_replica: dict[ReplicaId, int] = {}
@@ -102,14 +103,24 @@ class Writer:
     def is_idle(self) -> bool:
         """Whether all that is known here was written."""
         self._check_lives()
-        waits = self._queue.num_blocks or self._calls or self._refills or self._untrue
+        waits = self._has_changes() or self._refills or self._untrue
         return not (waits or self._is_sending)
 
-    def store(self, replica: ReplicaId, keys: Sequence[BlockKey], tier: Tier) -> None:
-        """Write that a replica holds blocks, of which `chains` knows the places."""
+    def store(
+        self,
+        replica: ReplicaId,
+        keys: Sequence[BlockKey],
+        tier: Tier,
+        parents: Sequence[BlockKey | None],
+    ) -> None:
+        """Write that a replica holds blocks; see `gateway.index.base.PrefixIndex.store`."""
+        num_unplaced = self.chains.add(keys, parents)
+        if num_unplaced:
+            self._metrics.dropped.labels("unplaced").inc(num_unplaced)
         life = self._life(replica)
         if life is not None:
             self._store(POOL if tier is Tier.L2 else life, keys, tier)
+            self._check_room(replica, life)
 
     def remove(self, replica: ReplicaId, keys: Sequence[BlockKey], tier: Tier) -> None:
         """Write that a replica holds blocks of a tier no longer."""
@@ -122,36 +133,44 @@ class Writer:
 
     def clear(self, replica: ReplicaId) -> None:
         """End a replica's life: nothing that was written of it counts any more."""
-        life = self._life_by_replica.pop(replica, None)
-        if life is not None:
-            self._queue.drop(life)
-        self._untrue.discard(replica)
-        self._stop_refill(replica)
+        self._forget(replica)
         self._lives.renew(replica)
 
-    def add_call(self, call: Call) -> None:
-        """Send a call with the next changes, which is at once; what becomes of it is not told."""
-        if len(self._calls) < MAX_WAITING_CALLS:
-            self._calls.append(call)
+    def add_call(self, call: Call, num_blocks: int) -> None:
+        """Send a call of predictions with the next changes, which is at once."""
+        if len(self._predictions) < MAX_WAITING_CALLS:
+            self._predictions.append((call, num_blocks))
             self._wake.set()
         else:
-            self._metrics.dropped.labels("predicted").inc()
+            self._metrics.dropped.labels("predicted").inc(num_blocks)
 
     async def run(self) -> None:
         """Write until cancelled."""
         while True:
-            try:
-                async with asyncio.timeout(FLUSH_S):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-            self._wake.clear()
+            await self._rest()
             try:
                 await self._turn()
             except Exception:  # noqa: BLE001 - a bug must not end the writing for good
                 self._log.exception("index_write_failed")
+                await asyncio.sleep(FLUSH_S)
+
+    async def _rest(self) -> None:
+        """Wait for changes; where there are more already, only let others run."""
+        if self._has_changes():
+            await asyncio.sleep(0)
+            return
+        try:
+            async with asyncio.timeout(FLUSH_S):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    def _has_changes(self) -> bool:
+        return bool(self._queue.num_blocks or self._predictions)
 
     async def _turn(self) -> None:
+        """Write once; bounded, so that lives are looked at however much there is to write."""
         self._check_lives()
         self._refill()
         await self._flush()
@@ -173,25 +192,34 @@ class Writer:
         """Begin to write in lives that are new, and end those that are not true any more."""
         if self._untrue and self._link.state in (LinkState.UP, LinkState.SLOW):
             self._end_untrue()
-        version = self._lives.version
-        if version != self._checked_version:
-            self._checked_version = version
-            new: dict[ReplicaId, int] = {}
-            for life in self._lives.live():
-                replica = self._lives.replica_of(life)
-                if replica is None or self._lives.owned(replica) != life:
-                    continue
-                if self._life_by_replica.get(replica) != life:
-                    new[replica] = life
-            if new:
-                self._begin(new)
+        if self._lives.version != self._checked_version:
+            self._checked_version = self._lives.version
+            self._forget_others()
+            self._begin_new()
+
+    def _forget_others(self) -> None:
+        """Forget replicas that are not followed here any more."""
+        is_owned = self._lives.is_owned
+        for replica in [r for r in self._life_by_replica if not is_owned(r)]:
+            self._forget(replica)
+        self._renewed_at = {r: at for r, at in self._renewed_at.items() if is_owned(r)}
+
+    def _begin_new(self) -> None:
+        new: dict[ReplicaId, int] = {}
+        for life in self._lives.live():
+            replica = self._lives.replica_of(life)
+            if replica is None or self._lives.owned(replica) != life:
+                continue
+            if self._life_by_replica.get(replica) != life:
+                new[replica] = life
+        if new:
+            self._begin(new)
 
     def _end_untrue(self) -> None:
         now = self._now()
         for replica in list(self._untrue):
             if not self._lives.is_owned(replica):
-                self._untrue.discard(replica)
-                self._life_by_replica.pop(replica, None)
+                self._forget(replica)
             elif now - self._renewed_at.get(replica, now - MIN_LIFE_S) >= MIN_LIFE_S:
                 self._renewed_at[replica] = now
                 self.clear(replica)
@@ -199,17 +227,18 @@ class Writer:
     def _begin(self, life_by_replica: dict[ReplicaId, int]) -> None:
         """Write all that is held of some replicas into lives that are new."""
         for replica, life in life_by_replica.items():
-            before = self._life_by_replica.get(replica)
-            if before is not None:
-                self._queue.drop(before)
-            self._untrue.discard(replica)
-            self._stop_refill(replica)
+            self._forget(replica)
             self._life_by_replica[replica] = life
         if len(self.chains):
             self._metrics.rewrites.inc(len(life_by_replica))
             self._refills.append((life_by_replica, iter(self.chains.keys())))
 
-    def _stop_refill(self, replica: ReplicaId) -> None:
+    def _forget(self, replica: ReplicaId) -> None:
+        """Drop what waits to be written in a replica's life so far."""
+        life = self._life_by_replica.pop(replica, None)
+        if life is not None:
+            self._queue.drop(life)
+        self._untrue.discard(replica)
         for lives, _ in self._refills:
             lives.pop(replica, None)
 
@@ -242,16 +271,37 @@ class Writer:
             self._untrue.add(replica)
 
     async def _flush(self) -> None:
-        while self._queue.num_blocks or self._calls:
-            writes = self._queue.take(MAX_SENT_BLOCKS, MAX_SENT_CALLS)
-            calls, self._calls = self._calls[:MAX_SENT_CALLS], self._calls[MAX_SENT_CALLS:]
-            calls += self._calls_of(writes)
-            self._is_sending = True
-            replies = await self._link.call_many(calls, REPLY_DEADLINE_S)
-            self._is_sending = False
-            outcomes = replies[len(calls) - len(writes) :]
-            for write, reply in zip(writes, outcomes, strict=True):
-                self._note(write, reply)
+        """Send what came first, and wait for the replies."""
+        predictions = self._predictions[:MAX_SENT_CALLS]
+        del self._predictions[:MAX_SENT_CALLS]
+        writes = self._queue.take(MAX_SENT_BLOCKS, MAX_SENT_CALLS)
+        calls = [call for call, _ in predictions] + self._calls_of(writes)
+        if not calls:
+            return
+        self._is_sending = True
+        replies = await self._link.call_many(calls, REPLY_DEADLINE_S)
+        self._is_sending = False
+        self._note_predictions(predictions, replies[: len(predictions)])
+        for write, reply in zip(writes, replies[len(predictions) :], strict=True):
+            self._note(write, reply)
+
+    def _note_predictions(
+        self, predictions: Sequence[tuple[Call, int]], replies: Sequence[Reply | LinkError]
+    ) -> None:
+        """Count what became of them; those that were lost are not said again."""
+        written = dropped = refused = 0
+        for (_, num_blocks), reply in zip(predictions, replies, strict=True):
+            if isinstance(reply, LinkError):
+                dropped += num_blocks
+            else:
+                written, refused = written + num_blocks, refused + reply
+        for counter, number in (
+            (self._metrics.written, written),
+            (self._metrics.dropped, dropped),
+            (self._metrics.refused, refused),
+        ):
+            if number:
+                counter.labels("predicted").inc(number)
 
     def _calls_of(self, writes: Sequence[Write]) -> list[Call]:
         lives = b"".join(life.to_bytes(4, "little") for life in self._lives.live())
@@ -265,10 +315,10 @@ class Writer:
             for write in writes
         ]
 
-    def _note(self, write: Write, reply: object) -> None:
+    def _note(self, write: Write, reply: Reply | LinkError) -> None:
         if not isinstance(reply, LinkError):
             self._metrics.written.labels("reported").inc(write.num_blocks)
-            if isinstance(reply, int) and reply:
+            if reply:
                 self._metrics.refused.labels("reported").inc(reply)
             return
         self._metrics.dropped.labels("failed").inc(write.num_blocks)

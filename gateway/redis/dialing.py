@@ -12,13 +12,19 @@ from gateway.redis.address import Address, Credentials, parse_url
 from gateway.redis.node import Dialing
 
 
-def dialing_of(config: IndexConfig, now: Callable[[], float], rng: Random) -> Dialing:
+def dialing_of(
+    config: IndexConfig,
+    now: Callable[[], float],
+    rng: Random,
+    lookup_timeout_s: Callable[[], float],
+) -> Dialing:
     """Return how connections are made.
 
     Args:
         config: With a URL.
         now: Monotonic seconds.
         rng: Spreads reconnections.
+        lookup_timeout_s: Returns what is in force now.
 
     Raises:
         TlsError: A certificate or key cannot be used.
@@ -38,7 +44,7 @@ def dialing_of(config: IndexConfig, now: Callable[[], float], rng: Random) -> Di
         tls=_tls(config, address),
         connect_timeout_s=config.connect_timeout_s,
         reply_timeout_s=config.reply_timeout_s,
-        fast_limit_s=config.lookup_timeout_s,
+        fast_limit_s=lookup_timeout_s,
         now=now,
         rng=rng,
     )

@@ -8,7 +8,8 @@ yet, and slots that have moved.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
 from gateway.observability.logging import EventLog
 from gateway.observability.redis_metrics import RedisMetrics
@@ -47,9 +48,6 @@ class RedisLink:
         namespace: Of all keys.
         metrics: Of the link.
         log: Gets one line for each change of a server's state.
-
-    Attributes:
-        on_change: Functions to be told of every change of `state`.
     """
 
     def __init__(
@@ -58,7 +56,7 @@ class RedisLink:
         self._dialing = dialing
         self._metrics = metrics
         self._log = log
-        self._state = LinkState.DOWN
+        self._name_by_node: dict[Node | None, str] = {}
         self._task: asyncio.Task[None] | None = None
         kind = dialing.address.kind
         self._placing: Placing = (
@@ -68,12 +66,11 @@ class RedisLink:
         )
         self.is_cluster = kind is Kind.CLUSTER
         self.namespace = namespace
-        self.on_change: list[Callable[[LinkState], None]] = []
 
     @property
     def state(self) -> LinkState:
         """What can be asked, of the worst server."""
-        return self._state
+        return self._placing.state
 
     def start(self) -> None:
         """Keep connected from now on; nobody has to be there yet."""
@@ -125,8 +122,8 @@ class RedisLink:
                     replies[number] = await self._reply(call, one)
         except TimeoutError:
             await _take_late(sent, replies)
-        finally:
-            self._observe(calls, sent, replies, self._dialing.now() - started)
+        # A caller that leaves before says nothing about the server.
+        self._observe(calls, sent, replies, self._dialing.now() - started)
         return replies
 
     def _send(self, calls: Sequence[Call]) -> list[_Sent]:
@@ -194,32 +191,33 @@ class RedisLink:
         replies: Sequence[Reply | LinkError],
         took_s: float,
     ) -> None:
-        if not calls:
-            return
-        counted = self._metrics.of_script(calls[0].script.name)
-        counted.calls.inc(len(calls))
-        counted.seconds.observe(took_s)
+        for name, number in Counter(call.script.name for call in calls).items():
+            counted = self._metrics.of_script(name)
+            counted.calls.inc(number)
+            counted.seconds.observe(took_s)
         for call, (node, _), reply in zip(calls, sent, replies, strict=True):
             if isinstance(reply, LinkError):
                 self._metrics.failures.labels(call.script.name, reply.reason).inc()
             if node is not None and not isinstance(reply, LinkDown):
                 node.note(reply, writes=call.script.writes)
 
-    def _note_change(self, node: Node, state: LinkState, reason: str) -> None:
-        name = str(node.endpoint or self._dialing.address.endpoints[0])
+    def _note_change(self, node: Node | None, state: LinkState, reason: str) -> None:
+        found = node.endpoint if node is not None else None
+        name = str(found or self._dialing.address.endpoints[0])
         say = self._log.info if state is LinkState.UP else self._log.warning
         say("redis_state", node=name, state=state.value, reason=reason)
+        if self._name_by_node.get(node) != name:  # the sentinels name another server now
+            self._forget(node)
+            self._name_by_node[node] = name
         for each in LinkState:
             self._metrics.state.labels(name, each.value).set(each is state)
-        before, self._state = self._state, self._placing.state
-        if self._state is not before:
-            for told in self.on_change:
-                told(self._state)
 
-    def _forget(self, node: Node) -> None:
-        """Drop a node's gauge: the cluster has it no longer."""
-        for each in LinkState:
-            self._metrics.state.remove(str(node.endpoint), each.value)
+    def _forget(self, node: Node | None) -> None:
+        """Drop the gauge of a server that is not asked any more."""
+        name = self._name_by_node.pop(node, None)
+        if name is not None:
+            for each in LinkState:
+                self._metrics.state.remove(name, each.value)
 
 
 async def _take_late(sent: Sequence[_Sent], replies: list[Reply | LinkError]) -> None:

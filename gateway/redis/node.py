@@ -44,7 +44,7 @@ class Dialing:
         tls: None for plain TCP.
         connect_timeout_s: For the connection and the login together.
         reply_timeout_s: A reply that takes longer means that the connection is dead.
-        fast_limit_s: Calls that only read are worth nothing after so long.
+        fast_limit_s: Returns after how long calls that only read are worth nothing now.
         now: Monotonic seconds.
         rng: Spreads reconnections.
     """
@@ -54,7 +54,7 @@ class Dialing:
     tls: ssl.SSLContext | None
     connect_timeout_s: float
     reply_timeout_s: float
-    fast_limit_s: float
+    fast_limit_s: Callable[[], float]
     now: Callable[[], float]
     rng: Random
 
@@ -75,7 +75,7 @@ class Dialing:
                         raise
         except TimeoutError:
             raise LinkTimeout from None
-        except OSError as error:  # TLS errors too
+        except (OSError, UnicodeError) as error:  # TLS errors too; a host that is no name
             raise LinkDown("unreachable", str(error)) from error
         return connection
 
@@ -221,6 +221,10 @@ class Node:
         except BaseException:
             _close_all(lanes)
             raise
+        if not all(lane.is_open for lane in lanes):
+            # It broke while it was not ours yet: nobody would notice that later.
+            _close_all(lanes)
+            raise LinkDown("lost")
         if refused and self._bulk is not None and self._bulk.is_open:
             _close_all(lanes)
             raise refused
@@ -237,7 +241,7 @@ class Node:
             return "lost"
         started = self._dialing.now()
         await ask(self._fast, "PING")
-        if self._dialing.now() - started > self._dialing.fast_limit_s:
+        if self._dialing.now() - started > self._dialing.fast_limit_s():
             self._breaker.is_open = True
             return "late"
         self._breaker.close()

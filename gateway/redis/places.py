@@ -33,19 +33,22 @@ async def find_primary(dialing: Dialing, sentinels: Sequence[Endpoint], name: st
     """Return where the primary is, as the first sentinel says that knows.
 
     Raises:
-        LinkDown: None does.
+        LinkDown: None does; with the reason of the last one.
     """
+    why = "no_sentinel"
     at_sentinel = replace(dialing, address=replace(dialing.address, database=0))
     for sentinel in sentinels:
         try:
             found = await ask_once(
                 at_sentinel, sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", name
             )
-        except LinkError:
+        except LinkError as error:
+            why = error.reason
             continue
         if found:
             return Endpoint(found[0].decode(), int(found[1]))
-    raise LinkDown("no_sentinel")
+        why = "no_such_primary"
+    raise LinkDown(why)
 
 
 async def find_slots(
@@ -54,16 +57,20 @@ async def find_slots(
     """Return a cluster's primaries and their slots, as the first node says that answers.
 
     Raises:
-        LinkDown: None does.
+        LinkDown: None does; with the reason of the last one.
     """
+    why = "no_cluster"
     for endpoint in endpoints:
         try:
             slots = read_slots(await ask_once(dialing, endpoint, "CLUSTER", "SLOTS"), endpoint)
-        except LinkError:
+        except LinkError as error:
+            # A server that is no node of a cluster has no code of its own to say so.
+            why = "no_cluster" if error.reason == "err" else error.reason
             continue
         if slots:
             return slots
-    raise LinkDown("no_cluster")
+        why = "no_cluster"
+    raise LinkDown(why)
 
 
 def _nobody() -> None:

@@ -17,7 +17,8 @@ from gateway.redis.places import find_primary, find_slots
 # The map is asked for again although nobody complains: a node that has no slots left is closed.
 REFRESH_S = 30.0
 
-OnChange = Callable[[Node, LinkState, str], None]
+OnChange = Callable[[Node | None, LinkState, str], None]
+"""Told of a node, its state and why; of none where it is a cluster of which no node is known."""
 _WORST_LAST = (LinkState.UP, LinkState.SLOW, LinkState.READ_ONLY, LinkState.DOWN)
 
 
@@ -81,7 +82,7 @@ class Cluster:
         dialing: Dialing,
         namespace: str,
         on_change: OnChange,
-        on_gone: Callable[[Node], None],
+        on_gone: Callable[[Node | None], None],
     ) -> None:
         self._dialing = dialing
         self._namespace = namespace
@@ -91,6 +92,7 @@ class Cluster:
         self._ranges: dict[Endpoint, list[range]] = {}
         self._node_by_slot: list[Node | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         self._stale = asyncio.Event()
+        self._told_nobody = False
 
     @property
     def state(self) -> LinkState:
@@ -138,8 +140,14 @@ class Cluster:
         seeds += [e for e in self._dialing.address.endpoints if e not in seeds]
         try:
             ranges = await find_slots(self._dialing, seeds)
-        except LinkError:
+        except LinkError as error:
+            if not self._running and not self._told_nobody:
+                self._told_nobody = True
+                self._on_change(None, LinkState.DOWN, error.reason)
             return False
+        if self._told_nobody:
+            self._told_nobody = False
+            self._on_gone(None)
         self._ranges = ranges
         for endpoint in ranges.keys() - self._running.keys():
             self._run(endpoint)

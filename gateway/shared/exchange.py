@@ -24,9 +24,9 @@ from gateway.replicas.replica import Told
 from gateway.shared.division import SharedDivision
 from gateway.shared.ejections import Ejections
 from gateway.shared.holds import Holds
-from gateway.shared.lives import LEASE_S, SharedLives
+from gateway.shared.lives import SharedLives
 from gateway.shared.loads import SharedLoads
-from gateway.shared.ownership import Order, Ownership
+from gateway.shared.ownership import LEASE_S, Order, Ownership
 from gateway.shared.rates import Rates
 from gateway.shared.table import read_stamped, read_table
 from gateway.shared.word import Word, decode_word, encode_word
@@ -145,6 +145,7 @@ class Exchange:
         self._spent_s = 0.0
         self._begun_at = now()
         self._heard_at: float | None = None
+        self._server_ahead_ms: float | None = None
         lives.wake = voices.holds.wake = voices.division.wake = self._woken.set
 
     def start(self) -> None:
@@ -213,8 +214,8 @@ class Exchange:
         text, told_at = encode_word(word), self._now()
         try:
             reply = await self._ask(text, [*orders, *holds])
-        except LinkError:
-            self._not_heard()
+        except LinkError as error:
+            self._not_heard(error.reason)
             return
         answered_at = self._now()
         self._hear(reply, known, asked_at, holds)
@@ -224,10 +225,16 @@ class Exchange:
         ownership = self._ownership
         table = ownership.table
         args: list[Argument] = [ownership.me, word, int(LEASE_S * 1000)]
-        args += [table.version, self._holds_version, ownership.high_water]
+        args += [table.version, self._holds_version, ownership.high_water, self._server_ms()]
         for order in orders:
             args += order
         return await self._call(self._script, self._keys, args, DEADLINE_S)
+
+    def _server_ms(self) -> Argument:
+        """Return the server's time now, as the last tick told it; empty before the first one."""
+        if self._server_ahead_ms is None:
+            return ""
+        return round(self._server_ahead_ms + self._now() * 1000)
 
     def _word(self, known: Sequence[ReplicaId], now: float) -> Word:
         voices = self._voices
@@ -254,6 +261,7 @@ class Exchange:
     ) -> None:
         now = self._now()
         server_ms, lives_version, lives, holds_version, held, flat = reply
+        self._server_ahead_ms = server_ms - asked_at * 1000
         words: dict[str, tuple[float, Word]] = {}
         answered_at = (asked_at + now) / 2
         for name, age_ms, text in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
@@ -297,11 +305,12 @@ class Exchange:
         if before != (ownership.table, ownership.live, False):
             self._look_again()
 
-    def _not_heard(self) -> None:
+    def _not_heard(self, reason: str) -> None:
         ownership = self._ownership
         if not ownership.is_alone and self._now() >= self._alone_at:
             self._lives.alone()
-            self._log.warning("exchange_lost", problem="this gateway follows all replicas itself")
+            problem = "this gateway follows all replicas itself"
+            self._log.warning("exchange_lost", reason=reason, problem=problem)
             self._look_again()
 
     def _look_again(self) -> None:

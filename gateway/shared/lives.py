@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from gateway.shared.ownership import Ownership
+from gateway.shared.ownership import LEASE_S, Ownership
 from gateway.shared.table import Table
 from routing.types import ReplicaId
 
-# A gateway that said nothing for so long, by the server's clock, has lost what it owned. With the
-# claim and the replay behind it, another one has taken over within 5 s.
-LEASE_S = 2.5
 # By our own clock we give up before the others may take over: clocks drift, and a write takes time.
 LEASE_MARGIN_S = 0.5
 

@@ -7,6 +7,7 @@ it keeps it until then, so nothing moves back and forth:
     another one is
     nearer, and asks    its owner lets go of it, a few at a time
     the owner is silent its replicas are free (the server's clock decides, in the script)
+    all were silent     as after a fail-over: each gets the time to come back to what it had
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ from gateway.shared.table import EMPTY, NOBODY, Row, Table, encode_told
 from routing.policies.base import rendezvous_distance
 from routing.types import ReplicaId
 
+# A gateway that said nothing for so long, by the server's clock, has lost what it owned. With the
+# claim and the replay behind it, another one has taken over within 5 s.
+LEASE_S = 2.5
+# Where we heard nothing for as long, the others had no way to say anything either. Before what they
+# had is claimed they get the time that their connections need: the longest pause between two
+# attempts (`gateway.redis.node.MAX_BACKOFF_S`), and a half.
+RETURN_S = 1.5
 # A gateway that has just come is counted after so long: in a rollout gateways come and go, and
 # each move of a replica costs it a replay.
 SETTLED_AFTER_S = 5.0
@@ -76,6 +84,8 @@ class Ownership:
         self.live: frozenset[str] = frozenset({me})
         self.held: set[ReplicaId] = set()
         self.is_alone = False
+        self._heard_at: float | None = None
+        self._patient_until = 0.0
         self._seen_since: dict[str, float] = {}
         self._free_since: dict[ReplicaId, float] = {}
         self._unknown_since: dict[ReplicaId, float] = {}
@@ -92,6 +102,9 @@ class Ownership:
             known: Replicas of this gateway's own registry.
             now: Monotonic seconds.
         """
+        if self._heard_at is not None and now - self._heard_at >= LEASE_S:
+            self._patient_until = now + RETURN_S
+        self._heard_at = now
         self.table = table
         self.high_water = max(self.high_water, table.high_water)
         self.live = frozenset({self.me, *others})
@@ -199,8 +212,12 @@ class Ownership:
     def _may_claim(self, replica: ReplicaId, now: float) -> bool:
         if not self._is_free(replica):
             return False
-        if len(self.live) == 1 or (replica in self.held and self.row(replica) is None):
+        if replica in self.held and self.row(replica) is None:
             return True  # ours before the table was lost
+        if now < self._patient_until:
+            return False
+        if len(self.live) == 1:
+            return True
         place = nearest_first(replica, self.live).index(self.me)
         wait_s = min(CLAIM_AFTER_S + place * CLAIM_STEP_S, MAX_CLAIM_WAIT_S)
         return now - self._free_since.get(replica, now) >= wait_s

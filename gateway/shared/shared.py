@@ -46,7 +46,7 @@ class Shared:
         link: To Redis.
         book: What this gateway has at the replicas.
         now: Monotonic seconds.
-        recall_deadline_s: For a question on a request's path.
+        recall_deadline_s: Returns the seconds for a question on a request's path.
 
     Attributes:
         link: As given.
@@ -63,7 +63,7 @@ class Shared:
         link: RedisLink,
         book: LoadBook,
         now: Callable[[], float],
-        recall_deadline_s: float,
+        recall_deadline_s: Callable[[], float],
     ) -> None:
         self.link = link
         self._now = now
@@ -126,12 +126,14 @@ def join(
     metrics: RedisMetrics,
     log: EventLog,
     now: Callable[[], float],
+    lookup_timeout_s: Callable[[], float],
 ) -> Shared:
     """Return what is shared with others, over a link that is being made; nobody has to be there.
 
     Raises:
         TlsError: A certificate or key of the link cannot be used.
     """
-    link = RedisLink(dialing_of(config, now, Random()), config.namespace, metrics, log)
+    dialing = dialing_of(config, now, Random(), lookup_timeout_s)
+    link = RedisLink(dialing, config.namespace, metrics, log)
     link.start()
-    return Shared(link, book, now, config.lookup_timeout_s)
+    return Shared(link, book, now, lookup_timeout_s)

@@ -10,6 +10,9 @@ from routing.value import value
 
 NOBODY = "-"
 """Stands for the owner of a replica that its owner has let go."""
+# An entry of the index has 4 bytes for a life. A server whose clock is decades ahead gives higher
+# ones, and nothing may fail by that.
+_MAX_LIFE = 2**32 - 1
 _REPLICA = b"r:"
 _COUNTER = b"life"
 
@@ -93,6 +96,6 @@ def _replica(field: bytes) -> ReplicaId:
 def _read_row(text: str) -> Row | None:
     life, _, rest = text.partition(" ")
     owner, _, told = rest.partition(" ")
-    if not life.isdecimal() or not owner:
+    if not life.isdecimal() or int(life) > _MAX_LIFE or not owner:
         return None
     return Row(int(life), owner, decode_told(told))

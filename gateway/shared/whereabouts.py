@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from hashlib import blake2b
 
 from gateway.redis.errors import LinkError
@@ -23,10 +24,11 @@ class Whereabouts:
 
     Args:
         link: To Redis.
-        deadline_s: For a question, which is on a request's path as look-ups in the index are.
+        deadline_s: Returns the seconds for a question, which is on a request's path as look-ups
+            in the index are.
     """
 
-    def __init__(self, link: RedisLink, deadline_s: float) -> None:
+    def __init__(self, link: RedisLink, deadline_s: Callable[[], float]) -> None:
         self._link = link
         self._deadline_s = deadline_s
         self._remember = load_script("gateway.shared", "lua/remember.lua", writes=True)
@@ -42,8 +44,9 @@ class Whereabouts:
 
     async def recall(self, key: bytes) -> ReplicaId | None:
         """Return who has something, as others told; None also where nobody answers in time."""
+        deadline_s = self._deadline_s()
         try:
-            found = await self._link.call(self._recall, [self._key(key)], (), self._deadline_s)
+            found = await self._link.call(self._recall, [self._key(key)], (), deadline_s)
         except LinkError:
             return None
         return None if found is None else ReplicaId(found.decode("utf-8", "replace"))

@@ -41,6 +41,15 @@ async def test_a_server_that_is_not_there(own_redis):
     )
 
 
+async def test_why_no_cluster_and_no_sentinel_answers_is_said(own_redis, redis_server):
+    gone = own_redis(start=False)
+    for scheme, path in (("redis+cluster", ""), ("redis+sentinel", "/p")):
+        lines, _ = await said(f"{scheme}://127.0.0.1:{gone.port}{path}")
+        assert lines[1] == "    problem: not reached (unreachable)"
+    lines, _ = await said(cluster_url([redis_server]))
+    assert lines[1] == "    problem: not reached (no_cluster)"
+
+
 @pytest.mark.parametrize(
     ("policy", "says"),
     [("noeviction", "all writes stop"), ("allkeys-random", "may drop"), ("volatile-lru", None)],
@@ -60,7 +69,7 @@ async def test_a_replica_is_no_primary(own_redis, redis_server):
 
 def test_credentials_come_from_the_url_or_from_keys_of_their_own():
     config = IndexConfig(backend="redis", url="redis://u:first-pw@r:7000", password="second-pw")
-    made = dialing_of(config, lambda: 0.0, None)
+    made = dialing_of(config, lambda: 0.0, None, lambda: 0.003)
     assert (made.credentials.username, made.credentials.password) == ("u", "second-pw")
     assert made.tls is None
     assert "first-pw" not in repr(config) + repr(made)
@@ -69,6 +78,6 @@ def test_credentials_come_from_the_url_or_from_keys_of_their_own():
 
 def test_tls_is_checked_unless_told_otherwise():
     config = IndexConfig(backend="redis", url="rediss://r")
-    assert dialing_of(config, lambda: 0.0, None).tls.check_hostname
+    assert dialing_of(config, lambda: 0.0, None, lambda: 0.003).tls.check_hostname
     loose = IndexConfig(backend="redis", url="rediss://r", tls={"verify": False})
-    assert not dialing_of(loose, lambda: 0.0, None).tls.check_hostname
+    assert not dialing_of(loose, lambda: 0.0, None, lambda: 0.003).tls.check_hostname

@@ -63,8 +63,24 @@ async def test_a_sentinel_names_the_primary_and_the_next_one(
         assert await link.call(SET, [b"k"], [2], 5.0) == b"OK"
         assert replica.command("GET", "k") == b"2"
         assert log.states() == ["up", "down", "up"]
+        shown = {sample.labels["node"] for sample in link._metrics.state.collect()[0].samples}
+        assert shown == {f"127.0.0.1:{replica.port}"}, "the old one is not down: it is not asked"
     finally:
         sentinel.stop()
+
+
+async def test_a_cluster_that_is_not_there_yet_is_one_line_and_comes_by_itself(own_redis, links):
+    server, log = own_redis("--cluster-enabled", "yes", start=False), LogLines()
+    link = await links(cluster_url([server]), wait_up=False, log=log)
+    await until(lambda: log.states() == ["down"])
+    assert log.lines[0]["reason"] == "unreachable"
+    assert link._metrics.state.labels(f"127.0.0.1:{server.port}", "down")._value.get() == 1
+    server.start()
+    server.command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+    await until(lambda: link.state is LinkState.UP)
+    assert log.states() == ["down", "up"]
+    shown = {tuple(s.labels.values()) for s in link._metrics.state.collect()[0].samples if s.value}
+    assert shown == {(f"127.0.0.1:{server.port}", "up")}
 
 
 async def test_calls_of_a_cluster_go_to_all_nodes_at_once(redis_cluster, links):

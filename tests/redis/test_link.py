@@ -3,14 +3,17 @@
 import asyncio
 import signal
 import ssl
+import time
 from hashlib import sha1
 
 import pytest
 import trustme
 
+from gateway.redis import node
+from gateway.redis.breaker import LATE_FOR_S
 from gateway.redis.errors import CallRefused, LinkDown, LinkError, LinkTimeout
 from gateway.redis.link import Call
-from gateway.redis.node import LinkState
+from gateway.redis.node import Dialing, LinkState
 from gateway.redis.scripts import Script
 from tests.support.redis_servers import LogLines, free_port
 from tests.support.replicas import until
@@ -68,6 +71,22 @@ async def test_a_caller_that_leaves_takes_nothing_with_it(redis_server, links):
     assert await link.call(ECHO, [b"k"], [b"b"], 5.0) == b"b"
 
 
+async def test_callers_that_leave_say_nothing_about_the_server(own_redis, links):
+    """Clients that hang up while their look-up runs, one after the other."""
+    server = own_redis()
+    link = await links(server.url, reply_timeout_s=30.0)
+    server.pause()
+    began = time.monotonic()
+    while time.monotonic() < began + 2 * LATE_FOR_S:
+        left = asyncio.create_task(link.call(ECHO, [b"k"], [b""], 5.0))
+        await asyncio.sleep(0.01)
+        left.cancel()
+        await asyncio.wait({left})
+    assert link.state is LinkState.UP
+    assert not link._metrics.failures.collect()[0].samples
+    server.resume()
+
+
 async def test_late_reads_are_given_up_and_come_back_with_the_server(own_redis, links):
     server, log = own_redis(), LogLines()
     link = await links(server.url, log=log, reply_timeout_s=30.0, fast_limit_s=0.5)
@@ -82,6 +101,24 @@ async def test_late_reads_are_given_up_and_come_back_with_the_server(own_redis, 
     server.resume()
     await until(lambda: link.state is LinkState.UP)
     assert log.states() == ["up", "slow", "up"]
+
+
+async def test_how_late_is_too_late_is_what_the_configuration_says_now(own_redis, links):
+    server, limit_s = own_redis(), 0.5
+    link = await links(server.url, reply_timeout_s=30.0, fast_limit_s=lambda: limit_s)
+    server.pause()
+    async with asyncio.timeout(10):
+        while link.state is LinkState.UP:
+            with pytest.raises(LinkTimeout):
+                await link.call(ECHO, [b"k"], [b""], 0.01)
+    limit_s = 0.0
+    server.resume()
+    pings = "cmdstat_ping"
+    began = server.command("INFO", "commandstats")[pings]["calls"]
+    await until(lambda: server.command("INFO", "commandstats")[pings]["calls"] > began + 1)
+    assert link.state is LinkState.SLOW, "no ping takes no time"
+    limit_s = 0.5
+    await until(lambda: link.state is LinkState.UP)
 
 
 async def test_a_server_that_is_silent_counts_as_down(own_redis, links):
@@ -118,6 +155,49 @@ async def test_starting_without_a_server_works(own_redis, links):
         await link.call(ECHO, [b"k"], [b""], 5.0)
     server.start()
     await until(lambda: link.state is LinkState.UP)
+
+
+async def test_a_host_whose_name_is_none_is_down_and_asked_for_again(links):
+    """A name with an empty label is no error of the network: Python refuses to encode it."""
+    log = LogLines()
+    link = await links("redis://redis..example", wait_up=False, log=log)
+    await until(lambda: log.states() == ["down"])
+    assert log.lines[0]["reason"] == "unreachable"
+    assert not link._task.done()
+
+
+async def test_a_connection_that_breaks_while_another_is_tried_is_not_taken(
+    own_redis, links, monkeypatch
+):
+    """In a storm of resets one may go in the moment in which the other is asked for a write."""
+    server, made, asked = own_redis(), [], []
+    dial, why_no_writes = Dialing.dial, node._why_no_writes
+
+    async def remembered(self, endpoint, on_lost):
+        made.append(await dial(self, endpoint, on_lost))
+        return made[-1]
+
+    async def while_the_first_breaks(connection, key):
+        refused = await why_no_writes(connection, key)
+        if not asked:
+            made[0].close()
+            await until(lambda: made[0]._transport is None, "its end to be noticed")
+        asked.append(key)
+        return refused
+
+    monkeypatch.setattr(Dialing, "dial", remembered)
+    monkeypatch.setattr(node, "_why_no_writes", while_the_first_breaks)
+    link = await links(server.url, wait_up=False)
+    await until(lambda: len(asked) > 1 and link.state is LinkState.UP, "two more connections")
+    assert await link.call(ECHO, [b"k"], [b"x"], 5.0) == b"x"
+
+
+async def test_each_script_has_its_own_calls_counted(redis_server, links):
+    link = await links(redis_server.url)
+    other = Script("other", ECHO.text, ECHO.digest, writes=True)
+    await link.call_many([Call(SET, [b"a"], [1]), Call(other, [b"a"], [1])], 5.0)
+    counted = link._metrics.calls
+    assert [counted.labels(name)._value.get() for name in ("test", "other")] == [1, 1]
 
 
 async def test_a_replica_answers_reads_until_the_address_points_to_a_primary(own_redis, links):
@@ -163,17 +243,6 @@ async def test_a_password_is_given_and_never_told(own_redis, links):
     assert await right.call(ECHO, [b"k"], [b"x"], 5.0) == b"x"
     assert link.state is LinkState.DOWN
     assert "secret" not in str(log.lines)
-
-
-async def test_listeners_are_told_of_every_change(own_redis, links):
-    server = own_redis()
-    link = await links(server.url)
-    told = []
-    link.on_change.append(told.append)
-    server.stop()
-    await until(lambda: told == [LinkState.DOWN])
-    server.start()
-    await until(lambda: told == [LinkState.DOWN, LinkState.UP])
 
 
 async def test_tls_to_a_server_whose_certificate_is_right_and_to_no_other(

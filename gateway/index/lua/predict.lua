@@ -66,7 +66,7 @@ for at = 1, #blocks, 8 do
       call('HSET', key, field, table.concat(kept))
       if not value then num_fields = num_fields + 1 end
     else
-      refused = refused + 1
+      refused, complete = refused + 1, '\0'
     end
   elseif value then
     if #kept == 0 then call('HDEL', key, field) else call('HSET', key, field, table.concat(kept)) end

@@ -7,7 +7,8 @@
 -- ARGV  1 id of the caller   2 what it says; empty: it leaves
 --       3 ms after which a gateway that said nothing has lost what it owned
 --       4, 5 versions of lives and holds that the caller has   6 the highest life that it knows of
---       7.. orders, four values each: verb, replica, number, text
+--       7 this server's ms when this was sent, as the caller takes it; empty: it does not know
+--       8.. orders, four values each: verb, replica, number, text
 -- Returns { ms, version of lives, lives or nil, version of holds, holds or nil,
 --           { id, ms since it was said, what it said, .. of the others } }
 --
@@ -27,6 +28,9 @@ local LIFE_EPOCH_S, LIVES_A_SECOND = 1750000000, 8
 local time = redis.call('TIME')
 local now_s = tonumber(time[1])
 local now_ms = now_s * 1000 + math.floor(tonumber(time[2]) / 1000)
+
+-- A server that was paused reads what was sent to it before, also by those who gave that up.
+local late_ms = math.max(0, now_ms - (tonumber(ARGV[7]) or now_ms))
 
 local said_ms, others = {}, {}
 local heard = redis.call('HGETALL', gateways)
@@ -134,11 +138,12 @@ function obey.drop(replica)
   end
 end
 
--- An operator's word of so many ms ago: the last word counts, whoever brings it first. Its text
--- begins with the time of the word that it answers, which it is later than in any case.
+-- An operator's word of so many ms before this was sent: the last word counts, whoever brings it
+-- first. Its text begins with the time of the word that it answers, which it is later than in any
+-- case.
 function obey.hold(replica, number, text)
   local key, after, said = 'r:' .. replica, string.match(text, '^(%d+) (.*)$')
-  local at = math.max(now_ms - tonumber(number), tonumber(after) + 1)
+  local at = math.max(now_ms - late_ms - tonumber(number), tonumber(after) + 1)
   local known = redis.call('HGET', holds, key)
   if known and tonumber(string.sub(known, 1, 13)) >= at then return end
   redis.call('HSET', holds, key, string.format('%013.0f', at) .. said)
@@ -147,7 +152,7 @@ function obey.hold(replica, number, text)
 end
 
 local lives_version, holds_version = version(lives), version(holds)
-for i = 7, #ARGV, 4 do
+for i = 8, #ARGV, 4 do
   obey[ARGV[i]](ARGV[i + 1], ARGV[i + 2], ARGV[i + 3])
 end
 if lives_changed then

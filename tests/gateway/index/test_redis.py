@@ -171,6 +171,18 @@ async def _finds_nothing(pair, keys):
     return not await pair.found(keys)
 
 
+async def test_a_prediction_ends_where_its_segment_had_no_room(redis_server, pairs):
+    pair = await pairs(redis_server.url, A)
+    keys = [key | 1 for key in chain(3)]  # one segment
+    packed = [key.to_bytes(8, "little") for key in keys]
+    other = (9).to_bytes(4, "little") + b"\xff" * 4 + b"\0"
+    name = pair.index._predicting._names.of_predictions(tag_of(keys[0]))
+    taken = [packed[2], *(b"%08d" % number for number in range(1022))]
+    redis_server.command("HSET", name, *(part for field in taken for part in (field, other)))
+    pair.index.predict(A, keys, 5.0, None, 0)
+    assert (await pair.found(keys))[A] == PrefixMatch(1), "the second one was refused"
+
+
 async def test_where_all_replicas_are_followed_here_redis_is_not_asked(redis_server, pairs):
     pair = await pairs(redis_server.url, A)
     keys = chain(10)
@@ -195,6 +207,20 @@ async def test_a_hot_beginning_is_asked_for_once_in_a_while(redis_server, pairs)
     assert pair.metrics.shared_index.hot_hits._value.get() >= hits + 20
 
 
+async def test_a_prompt_that_was_only_sent_is_not_taken_for_reported(redis_server, pairs):
+    """Also where its beginning is hot, so that what was sent is remembered and not read."""
+    pair = await pairs(redis_server.url, A, B)
+    keys = chain(300)
+    pair.store(A, keys)
+    pair.store(B, keys[:2])
+    await pair.found(keys)
+    for replica in (A, B):
+        pair.other.predict(replica, keys, 5.0, None, 0)
+    found = await pair.other.lookup({1: keys})
+    assert found[A] == PrefixMatch(300, confirmed_tokens=300)
+    assert found[B] == PrefixMatch(300, confirmed_tokens=2)
+
+
 async def test_without_an_answer_what_was_read_and_sent_before_counts(own_redis, pairs):
     server = own_redis()
     pair = await pairs(server.url, A, B)
@@ -207,6 +233,16 @@ async def test_without_an_answer_what_was_read_and_sent_before_counts(own_redis,
     assert 100 <= found[A].l0_tokens <= 300, "as far as the last power of two segments"
     assert 100 <= (await pair.other.lookup({1: sent}))[B].l0_tokens <= 300
     assert await pair.other.lookup({1: chain(300, "new")}) == {}
+
+
+async def test_what_was_taken_back_is_not_remembered_either(own_redis, pairs):
+    server = own_redis()
+    pair = await pairs(server.url, A)
+    await pair.found(chain(1))  # so that it asks others
+    refused = chain(300, "refused")
+    pair.other.withdraw(pair.other.predict(A, refused, 5.0, None))
+    server.stop()
+    assert await pair.other.lookup({1: refused}) == {}
 
 
 async def test_a_wiped_database_is_filled_again_with_the_next_life(own_redis, pairs):
@@ -367,6 +403,7 @@ async def test_what_is_kept_for_removals_goes_with_the_blocks(redis_server, pair
     pair.index.clear(A, keys[:400])
     while pair.index._blocks.sweep(7):
         pass
+    pair.store(B, keys[:1])
     assert len(chains) == 100
     pair.index.remove(B, keys[:100], Tier.L0)
     assert (len(chains), chains.num_segments) == (0, 0)

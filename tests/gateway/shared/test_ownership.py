@@ -6,6 +6,7 @@ from gateway.shared.ownership import (
     CLAIM_STEP_S,
     MAX_ORDERS,
     RELEASES_A_TICK,
+    RETURN_S,
     SETTLED_AFTER_S,
     UNKNOWN_KEPT_S,
     Order,
@@ -23,10 +24,13 @@ def table(rows, version=b"1"):
 
 
 def heard(me, rows, others=(), known=R[:1], now=10.0, since=0.0):
-    """What `me` knows after it saw these gateways and rows at two moments."""
+    """What `me` knows after it saw these gateways and rows all the time."""
     ownership = Ownership(me)
-    for at in (since, now):
+    at = since
+    while at < now:
         ownership.hear(table(rows), set(others), known, at)
+        at += 1.0
+    ownership.hear(table(rows), set(others), known, now)
     return ownership
 
 
@@ -59,6 +63,14 @@ def test_of_several_the_nearest_claims_first_and_the_next_ones_only_if_it_does_n
 def test_a_replica_is_free_when_its_owner_is_gone_or_let_go():
     for owner in ("gone", NOBODY):
         assert claims(heard("a", {0: (5, owner)}, others="b"), now=20.0) == R[:1]
+
+
+def test_after_a_silence_of_all_each_has_time_to_come_back_to_what_it_had():
+    """Redis was away for 4 s: whoever is back first must not take what the others had."""
+    ownership = heard("a", {0: (5, "b")}, others="b")
+    ownership.hear(table({0: (5, "b")}), (), R[:1], 14.0)
+    assert claims(ownership, now=14.0 + RETURN_S - 0.1) == []
+    assert claims(ownership, now=14.0 + RETURN_S) == R[:1]
 
 
 def test_its_own_replicas_are_claimed_at_once_when_the_table_is_lost():

@@ -19,9 +19,9 @@ class Gateway:
         self.table, self.holds, self.high_water = None, {}, 0
         self.versions = [b"", b""]
 
-    async def tick(self, *orders, word=b"here", lease_ms=LEASE_MS):
+    async def tick(self, *orders, word=b"here", lease_ms=LEASE_MS, sent_ms=""):
         flat = [part for order in orders for part in (*order, 0, "")[:4]]
-        args = [self.name, word, lease_ms, *self.versions, self.high_water, *flat]
+        args = [self.name, word, lease_ms, *self.versions, self.high_water, sent_ms, *flat]
         reply = await self.link.call(SCRIPT, KEYS, args, 5.0)
         self.now_ms, lives_version, lives, holds_version, holds, others = reply
         if lives is not None:
@@ -186,6 +186,20 @@ async def test_the_last_word_of_an_operator_counts(both):
     await b.tick(("hold", "r0", 0, "0 last"))
     assert b.holds["r0"][1] == b"last"
     assert b.now_ms - b.holds["r0"][0] < 1000
+
+
+async def test_an_order_that_the_server_reads_late_is_as_old_as_it_is(both):
+    a, b = both
+    await a.tick(("hold", "r0", 0, "0 stuck"), sent_ms=a.now_ms - 10_000)
+    assert b.now_ms - 11_000 < a.holds["r0"][0] <= b.now_ms - 9_000
+    await b.tick(("hold", "r0", 5000, "0 said since then"))
+    assert b.holds["r0"][1] == b"said since then"
+
+
+async def test_a_caller_whose_clock_is_ahead_says_nothing_of_the_future(both):
+    a, _ = both
+    await a.tick(("hold", "r0", 0, "0 x"), sent_ms=a.now_ms + 60_000)
+    assert a.holds["r0"][0] <= a.now_ms
 
 
 async def test_the_answer_to_a_word_counts_as_later_however_the_clocks_compare(both):

@@ -75,6 +75,7 @@ def test_what_an_owner_wrote_in_another_form_says_nothing(text):
 
 def test_rows_that_cannot_be_read_are_left_out():
     flat = [b"v", b"9", b"life", b"7", b"r:r0", b"5 a 1 0 16", b"r:r1", b"?", b"x", b"y"]
+    flat += [b"r:r2", b"4294967296 a -", b"r:r3", b"8 "]
     table = read_table(b"9", flat)
     assert table.high_water == 7
     assert table.row_by_replica == {R0: Row(5, "a", decode_told("1 0 16"))}

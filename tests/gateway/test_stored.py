@@ -1,0 +1,61 @@
+"""What only one replica has: found here first, then elsewhere, and told again with each use."""
+
+import pytest
+
+from gateway.stored import NEW_SESSION, SESSION_HEADER, Stored
+from routing.types import ReplicaId
+
+A = ReplicaId("a")
+OPENED = [(b"x-amzn-sagemaker-new-session-id", b"s-1; Expires=2030-01-01T00:00:00Z")]
+NAMED = [(SESSION_HEADER, b"s-1")]
+
+
+class Others:
+    """Stands in for the other gateways: knows what it was told."""
+
+    def __init__(self, **known):
+        self.known = {name.replace("_", " ").encode(): replica for name, replica in known.items()}
+        self.told, self.asked = [], []
+
+    def remember(self, key, replica):
+        self.told.append((key, replica))
+
+    async def recall(self, key):
+        self.asked.append(key)
+        return self.known.get(key)
+
+
+async def test_a_session_in_use_here_is_told_again_so_that_others_do_not_forget_it():
+    others = Others()
+    stored = Stored(others)
+    stored.notes(OPENED, A, "/v1/chat/completions")
+    for _ in range(2):
+        await stored.learn_session(NAMED)
+        assert stored.session(NAMED) == A
+    assert others.told == [(b"session s-1", A)] * 3
+    assert others.asked == []
+
+
+async def test_a_response_in_use_here_is_told_again():
+    others = Others(response_resp=A)
+    stored = Stored(others)
+    assert [await stored.response("resp") for _ in range(2)] == [A, A]
+    assert others.asked == [b"response resp"], "it is known here by then"
+    assert others.told == [(b"response resp", A)] * 2
+
+
+@pytest.mark.parametrize("named", [b"", b"x" * 257, NEW_SESSION])
+async def test_what_names_no_session_is_not_asked_for(named):
+    others = Others()
+    await Stored(others).learn_session([(SESSION_HEADER, named)])
+    assert others.asked == []
+
+
+async def test_what_nobody_knows_is_unknown_and_not_told():
+    others = Others()
+    stored = Stored(others)
+    assert await stored.response("resp") is None
+    assert await Stored().response("resp") is None
+    await stored.learn_session(NAMED)
+    assert stored.session(NAMED) is None
+    assert others.told == []
