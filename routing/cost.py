@@ -37,7 +37,10 @@ class CostModel:
         return self.decode_sequence_s * in_flight + self.decode_kv_token_s * kv_tokens
 
     def usable(self, match: PrefixMatch, num_prompt_tokens: int) -> TierCost:
-        """Price a match: each tier counts only where loading beats computing.
+        """Price a match: a tier counts only where loading beats computing.
+
+        L2 continues where L1 ends. So an L1 too short to be worth its latency counts all the same
+        where both together are: a replica is never dearer for what it holds.
 
         Args:
             match: What the tiers hold, whole blocks from the prompt's start.
@@ -46,14 +49,13 @@ class CostModel:
         Returns:
             The tokens that are worth taking from each tier, and the seconds of both ways.
         """
-        l1 = match.l1_tokens
+        l1, l2 = match.l1_tokens, match.l2_tokens
         l1_s = self.l1_latency_s + self.l1_token_s * l1 if l1 else 0.0
-        if l1 and l1_s >= self.prefill_s(l1, match.l0_tokens):
-            l1, l1_s = 0, 0.0
-        l2 = match.l2_tokens if l1 == match.l1_tokens else 0  # L2 continues where L1 ends
         l2_s = self.l2_latency_s + self.l2_token_s * l2 if l2 else 0.0
         if l2 and l2_s >= self.prefill_s(l2, match.l0_tokens + l1):
             l2, l2_s = 0, 0.0
+        if l1 and l1_s + l2_s >= self.prefill_s(l1 + l2, match.l0_tokens):
+            l1, l1_s, l2, l2_s = 0, 0.0, 0, 0.0
         matched = match.l0_tokens + l1 + l2
         miss = max(0, num_prompt_tokens - matched)
         return TierCost(

@@ -42,7 +42,7 @@ def with_shared(
         known = alone.get(block_size) if match is None else None
         if known is None:
             known = credited(
-                match or NO_MATCH, _taken_tokens(shared_tokens, num_prompt_tokens, block_size)
+                match or NO_MATCH, taken_tokens(shared_tokens, num_prompt_tokens, block_size)
             )
             if match is None:
                 alone[block_size] = known
@@ -51,12 +51,17 @@ def with_shared(
     return merged
 
 
-def _taken_tokens(shared_tokens: int, num_prompt_tokens: int, block_size: int) -> int:
-    """Return what an engine takes of a pool: whole blocks, or all of the prompt but its last token.
+def taken_tokens(held_tokens: int, num_prompt_tokens: int, block_size: int) -> int:
+    """Return what an engine takes of LMCache: whole blocks, or all of a prompt but its last token.
 
     Unlike a block of the engine's own memory, which it drops where the prompt ends with it, a
     loaded one is kept: 511 of 512 tokens, measured with vLLM 0.32 and LMCache 0.5.6.
+
+    Args:
+        held_tokens: Leading tokens that LMCache has, in host memory or in the pool.
+        num_prompt_tokens: Of the whole prompt.
+        block_size: The engine's.
     """
-    if shared_tokens >= num_prompt_tokens:
+    if held_tokens >= num_prompt_tokens:
         return num_prompt_tokens - 1
-    return shared_tokens // block_size * block_size
+    return held_tokens // block_size * block_size

@@ -51,11 +51,18 @@ class SharedQuestion:
         if self._pending is not None and self._chunks is not None:
             left_s = self._until - self._now()
             # Not cancelled when it is late: what it finds is for the next turn, and for others.
-            done, _ = await asyncio.wait({self._pending}, timeout=max(0.0, left_s))
-            self.is_late = not done
-            self.prefix = self._pending.result() if done else self._cache.known(self._chunks)
+            await asyncio.wait({self._pending}, timeout=max(0.0, left_s))
+            self.is_late = not _has_answer(self._pending)
+            self.prefix = (
+                self._cache.known(self._chunks) if self.is_late else self._pending.result()
+            )
             self._pending = None
         return self.prefix
+
+
+def _has_answer(question: asyncio.Future[SharedPrefix]) -> bool:
+    # A reload cancels the questions of a pool that it closes; their requests go on.
+    return question.done() and not question.cancelled() and question.exception() is None
 
 
 def credit_shared(

@@ -24,6 +24,9 @@ MIN_LOOKUPS = 20
 # that fills up is understood, then ever fewer, as a listing of millions is not free.
 FIRST_INTERVAL_S = 2.0
 MAX_INTERVAL_S = 600.0
+# The same while nothing of LMCache's is there, and so nothing tells how names are made: a pool may
+# stay empty for long and fill within a minute.
+MAX_EMPTY_INTERVAL_S = 30.0
 # Entries read of a directory that may have millions.
 MAX_ENTRIES = 200
 
@@ -76,7 +79,8 @@ class Canary:
         while not self._has_matched:
             if mount.down_reason is None:
                 await self.read(mount, names())
-                interval_s = min(2 * interval_s, MAX_INTERVAL_S)
+                longest_s = MAX_INTERVAL_S if self.found else MAX_EMPTY_INTERVAL_S
+                interval_s = min(2 * interval_s, longest_s)
             await asyncio.sleep(interval_s)
 
     async def read(self, mount: Mount, names: FileNames | None) -> None:
@@ -89,7 +93,7 @@ class Canary:
         self.found = found
         alike = [name for name in found if name.mode is self._mode]
         if names is not None:
-            alike = [name for name in alike if name.model == names.model] or alike
+            alike = [name for name in alike if name.model == names.told_model] or alike
         if alike:
             one = alike[0]
             self.sample = Sample(one.world_size, one.dtype or self.sample.dtype, one.form)

@@ -17,11 +17,13 @@ from hashlib import sha256
 import cbor2
 from blake3 import blake3
 
+from gateway.l2.file_form import NameForm
 from gateway.l2.seeds import hash_of_text
 from routing.hashing import TOKEN_BYTES, unpack_tokens
 
 Digest = int | bytes
-"""A chunk's hash: an integer of the in-process form, 32 bytes of the multiprocess form."""
+"""A chunk's hash: an integer of the in-process form, 32 bytes of the multiprocess form and of
+LMCache before 0.4.6 with sha256."""
 
 # What vLLM hashes where PYTHONHASHSEED is not set, from 0.29 on; before, 32 random bytes.
 UNSEEDED = "vllm-none-hash"
@@ -31,6 +33,8 @@ _INT_BYTES = 8
 _PICKLE_PROTOCOL = 5
 # `hash(None)` from Python 3.12 on; before, it is an address and differs from process to process.
 _HASH_OF_NONE = 0xFCA86420
+# What is hashed ends with the extra keys of a request: none of them. Older versions hash a None.
+_CLOSED_BY_TUPLE = frozenset({NameForm.CURRENT, NameForm.V0_4_1})
 
 
 class Algorithm(StrEnum):
@@ -80,7 +84,10 @@ class ChunkHasher:
 
 
 def chunk_hasher(
-    algorithm: Algorithm, chunk_tokens: int, seed: int | None, *, closed_by_none: bool = False
+    algorithm: Algorithm,
+    chunk_tokens: int,
+    seed: int | None,
+    form: NameForm = NameForm.CURRENT,
 ) -> ChunkHasher:
     """Return what computes the hashes of a fleet's chunks.
 
@@ -88,7 +95,7 @@ def chunk_hasher(
         algorithm: As the engines' LMCache is configured.
         chunk_tokens: Tokens a chunk.
         seed: The engines' PYTHONHASHSEED; None where it is not set.
-        closed_by_none: LMCache before 0.4: what is hashed ends with None instead of an empty tuple.
+        form: Which LMCache; in-process only.
 
     Raises:
         Unhashable: `builtin` without a seed is another in every process.
@@ -101,28 +108,29 @@ def chunk_hasher(
                 "`builtin` hashes differ from process to process unless PYTHONHASHSEED is set: "
                 "set it on the engines and as `seed` here, or use sha256_cbor on both"
             )
-        last: object = _HASH_OF_NONE if closed_by_none else ()
+        last: object = () if form in _CLOSED_BY_TUPLE else _HASH_OF_NONE
         root = hash_of_text(str(seed), seed)
         return ChunkHasher(algorithm, chunk_tokens, root, partial(_builtin_step, last))
     dump = _dump_cbor if algorithm is Algorithm.SHA256_CBOR else _dump_pickle
-    root = _leading_int(dump(UNSEEDED if seed is None else str(seed)))
-    last = None if closed_by_none else ()
-    return ChunkHasher(algorithm, chunk_tokens, root, partial(_sha256_step, dump, last))
+
+    def digest(item: object) -> Digest:
+        whole = sha256(dump(item)).digest()
+        if form is NameForm.CURRENT:
+            return int.from_bytes(whole[:_INT_BYTES], "big")
+        return whole
+
+    end = () if form in _CLOSED_BY_TUPLE else None
+    return ChunkHasher(
+        algorithm,
+        chunk_tokens,
+        digest(UNSEEDED if seed is None else str(seed)),
+        lambda before, chunk: digest((before, tuple(unpack_tokens(chunk)), end)),
+    )
 
 
 def _builtin_step(last: object, before: Digest, chunk: bytes) -> Digest:
     # Of integers and tuples: the same in every process, whatever its seed.
     return hash((before, tuple(unpack_tokens(chunk)), last))
-
-
-def _sha256_step(
-    dump: Callable[[object], bytes], last: object, before: Digest, chunk: bytes
-) -> Digest:
-    return _leading_int(dump((before, tuple(unpack_tokens(chunk)), last)))
-
-
-def _leading_int(dumped: bytes) -> int:
-    return int.from_bytes(sha256(dumped).digest()[:_INT_BYTES], "big")
 
 
 def _dump_cbor(item: object) -> bytes:

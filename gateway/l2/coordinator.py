@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from gateway.config.shared_cache import LmcacheCoordinatorConfig
 from gateway.errors import UpstreamError
 from gateway.l2.base import Chunks, PoolHealth, SharedPrefix, chunks_of
+from gateway.l2.names import is_salt
 from gateway.l2.remembered import Remembered
 from gateway.observability.logging import EventLog
 from gateway.proxy.transport import Deadlines, Origin, Transport, UpstreamRequest
@@ -65,8 +67,11 @@ class Coordinator(Remembered):
         self._paused_until = 0.0
 
     def chunks(self, packed: bytes, lora: str, salt: str) -> Chunks | None:
-        """Return a prompt's chunks; None for an adapter's, which the directory does not name."""
-        if lora:
+        """Return a prompt's chunks; None for an adapter's, which the directory does not name.
+
+        And for salts that it refuses: its failures would be those of a client.
+        """
+        if lora or not is_salt(salt):
             return None
         return chunks_of(packed, HashSpec(self._model, self.chunk_tokens, "", salt))
 
@@ -164,23 +169,22 @@ class Coordinator(Remembered):
 
 
 def num_shared_chunks(answer: bytes) -> int:
-    """Return how many leading chunks an answer places in the shared tier.
+    """Return how many leading chunks an answer places in the shared tier, with all their ranks.
 
     Raises:
         ValueError: It is no answer of a coordinator.
+
+    Source:
+        LMCache 0.5.6, POST /directory/lookup: one result for each chunk, rank and object group.
     """
+    is_whole: dict[str, bool] = {}
     try:
-        results = json.loads(answer)["results"]
-        count = 0
-        for result in results:
-            if not any(_is_shared(placement) for placement in result["placements"]):
-                break
-            count += 1
-    except (KeyError, TypeError) as error:
+        for result in json.loads(answer)["results"]:
+            key, placements = result["key"], result["placements"]
+            if key.get("object_group_id", 0) == 0:  # the one with full attention, as in names
+                there = any(placement["tier"] == "l2" for placement in placements)
+                chunk = key["chunk_hash_hex"]
+                is_whole[chunk] = is_whole.get(chunk, True) and there
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError("not an answer of a coordinator") from error
-    return count
-
-
-def _is_shared(placement: Mapping[str, Any] | str) -> bool:
-    tier = placement if isinstance(placement, str) else placement["tier"]
-    return str(tier).lower() == "l2"
+    return len(list(takewhile(bool, is_whole.values())))

@@ -1,6 +1,7 @@
 """The form of the names that LMCache gives its files, and what one of them tells. Pure.
 
-Two forms share a directory, both `<key>.data` with `@` between the parts and `-SEP-` for `/`:
+Two forms share a directory, both `<key>.data` with `@` between the parts and `-SEP-` for `/` (`-`
+before 0.3.10):
 
     in-process     [vllm@]<model>@<world size>@<rank>@<chunk>[@<dtype>][@<layer>|@<tag>%<value>]
     multiprocess   <model>@0x<kv rank>[@<group>]@<chunk>[@<salt>]
@@ -10,7 +11,7 @@ Files that are being written end in `.tmp`, or lie in a directory of their own w
 A janitor deletes what matches here and nothing else, so this is as narrow as LMCache's own writing.
 
 Source:
-    LMCache 0.3.7 to 0.5.6: CacheEngineKey and fs_connector.py (in-process), fs_key_codec.py
+    LMCache 0.3.7 to 0.5.6: CacheEngineKey and fs_connector.py (in-process), fs_l2_adapter.py
     (multiprocess).
 """
 
@@ -22,11 +23,11 @@ from enum import StrEnum
 
 from routing.value import value
 
-# Before 0.4.1 names began with `vllm@`, and 0.3.7 wrote no dtype. The chunk is a 64-bit integer in
-# hexadecimal: signed where Python's hash() made it.
+# Before 0.3.13 names began with `vllm@`, and 0.3.7 wrote no dtype. The chunk is a 64-bit integer in
+# hexadecimal, signed where Python's hash() made it; of 0.3.13 to 0.4.5 with sha256 all 32 bytes.
 _IN_PROCESS = re.compile(
     r"(?P<old>vllm@)?(?P<model>[^@/]+)@(?P<world>[1-9][0-9]{0,4})@(?P<rank>[0-9]{1,5})"
-    r"@(?P<digest>-?[0-9a-f]{1,16})(?:@(?P<dtype>[a-z][a-z0-9_]*))?"
+    r"@(?P<digest>-?[0-9a-f]{1,16}|[0-9a-f]{64})(?:@(?P<dtype>[a-z][a-z0-9_]*))?"
     r"(?:@[0-9]{1,5}|(?:@[^@%/]+%[^@/]*)+)?\.data"
 )
 # kv rank: world size, rank, world size and rank on the host, a byte each. Versions before object
@@ -35,7 +36,8 @@ _MULTIPROCESS = re.compile(
     r"(?P<model>[^@/]+)@0x(?P<world>[0-9a-f]{2})(?P<rank>[0-9a-f]{2})[0-9a-f]{4}"
     r"(?:@[0-9a-f]{1,8})?@(?P<digest>(?:[0-9a-f]{2}){8,64})(?:@(?P<salt>[^@/]+))?\.data"
 )
-_SLASH = "-SEP-"
+# Digits of a 64-bit hash, and its sign.
+_INT_DIGITS = 17
 
 
 class Mode(StrEnum):
@@ -46,11 +48,29 @@ class Mode(StrEnum):
 
 
 class NameForm(StrEnum):
-    """How in-process names are made, by the LMCache version that began it."""
+    """How in-process names and their hashes are made, by the LMCache version that began it."""
 
-    CURRENT = "current"  # 0.4.1 and later: model@world@rank@hash@dtype
-    V0_3_9 = "0.3.9"  # vllm@model@world@rank@hash@dtype
-    V0_3_7 = "0.3.7"  # vllm@model@world@rank@hash
+    CURRENT = "current"  # 0.4.6 and later: model@world@rank@hash@dtype
+    V0_4_1 = "0.4.1"  # a sha256 hash is all of its 32 bytes
+    V0_3_13 = "0.3.13"  # and what is hashed ends with None
+    V0_3_10 = "0.3.10"  # vllm@model@world@rank@hash@dtype
+    V0_3_9 = "0.3.9"  # with `-` for a slash
+    V0_3_7 = "0.3.7"  # and without a dtype
+
+    @property
+    def shape(self) -> NameForm:
+        """The form whose names look the same, but for what the hash is."""
+        return NameForm.CURRENT if self in (NameForm.V0_4_1, NameForm.V0_3_13) else self
+
+    @property
+    def prefix(self) -> str:
+        """What names begin with."""
+        return "" if self.shape is NameForm.CURRENT else "vllm@"
+
+    @property
+    def slash(self) -> str:
+        """What stands for a slash of the model's path."""
+        return "-" if self in (NameForm.V0_3_9, NameForm.V0_3_7) else "-SEP-"
 
 
 @value
@@ -59,7 +79,7 @@ class ParsedName:
 
     Attributes:
         mode: Which LMCache.
-        form: In-process only.
+        form: In-process only; the first one of which it can be.
         model: What the engine was started with (`--model`), often a path. Versions before `-SEP-`
             wrote `-` for `/`, which cannot be turned back.
         world_size: Ranks that hold a part of each chunk, at least 1.
@@ -93,23 +113,29 @@ def parse_name(file_name: str) -> ParsedName | None:
         found = _IN_PROCESS.fullmatch(file_name)
         if found is None or not (found["dtype"] or found["old"]):
             return None
-        mode, base, form = Mode.IN_PROCESS, 10, NameForm.CURRENT
+        mode, base, form = Mode.IN_PROCESS, 10, _form_of(found)
         dtype, salt = found["dtype"], ""
-        if found["old"]:
-            form = NameForm.V0_3_9 if dtype else NameForm.V0_3_7
     world_size, rank = int(found["world"], base), int(found["rank"], base)
     if rank >= world_size:
         return None
     return ParsedName(
         mode=mode,
         form=form,
-        model=found["model"].replace(_SLASH, "/"),
+        model=found["model"].replace("-SEP-", "/"),
         world_size=world_size,
         rank=rank,
         digest=found["digest"],
         dtype=dtype,
         salt=salt,
     )
+
+
+def _form_of(found: re.Match[str]) -> NameForm:
+    if not found["old"]:
+        return NameForm.CURRENT if len(found["digest"]) <= _INT_DIGITS else NameForm.V0_4_1
+    if not found["dtype"]:
+        return NameForm.V0_3_7
+    return NameForm.V0_3_10 if "-SEP-" in found["model"] else NameForm.V0_3_9
 
 
 def sibling_names(file_name: str, parsed: ParsedName) -> Iterator[str]:
@@ -130,7 +156,7 @@ def sibling_names(file_name: str, parsed: ParsedName) -> Iterator[str]:
             # Ranks are dealt to hosts in order, so the rank on the host follows from it.
             yield f"{head}@0x{rest[:2]}{rank:02x}{rest[4:6]}{rank % host_world:02x}{rest[8:]}"
         return
-    old = "" if parsed.form is NameForm.CURRENT else "vllm@"
+    old = parsed.form.prefix
     model, world, _, tail = file_name.removeprefix(old).split("@", 3)
     for rank in ranks:
         yield f"{old}{model}@{world}@{rank}@{tail}"

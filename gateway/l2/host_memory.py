@@ -11,7 +11,7 @@ from math import inf
 
 from gateway.l2.base import Chunks
 from gateway.l2.recency import RecencySet
-from routing.hashing import max_matched_blocks
+from routing.credit import taken_tokens
 from routing.types import NO_MATCH, BlockKey, PrefixMatch, ReplicaId
 
 
@@ -75,12 +75,9 @@ class HostMemories:
             run = 0 if held is None else held.leading_run(chunks.keys, now)
             if not run:
                 continue
-            num_blocks = min(
-                run * self._chunk_tokens // block_size,
-                max_matched_blocks(num_prompt_tokens, block_size),
-            )
+            taken = taken_tokens(run * self._chunk_tokens, num_prompt_tokens, block_size)
             match = matches.get(replica, NO_MATCH)
-            l1_tokens = num_blocks * block_size - match.l0_tokens
+            l1_tokens = taken - match.l0_tokens
             if l1_tokens > match.l1_tokens:
                 l2_tokens = max(0, match.total_tokens - match.l0_tokens - l1_tokens)
                 merged[replica] = PrefixMatch(

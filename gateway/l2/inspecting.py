@@ -58,7 +58,8 @@ async def _inspect(cache: LmcacheFs, out: TextIO) -> int:
         out.write(f"    shared cache: problem: {paths} does not answer\n")
         return 1
     if cache.mount.down_reason is not None:
-        out.write(f"    shared cache: problem: {paths}: {cache.mount.down_reason}\n")
+        said = f" ({cache.mount.down_problem})" if cache.mount.down_problem else ""
+        out.write(f"    shared cache: problem: {paths}: {cache.mount.down_reason}{said}\n")
         return 1
     try:
         async with asyncio.timeout(_LISTING_S):

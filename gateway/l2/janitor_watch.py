@@ -117,6 +117,8 @@ class Keeper:
         return now - self._last_beat_at
 
     def _work(self) -> None:
+        # What ends the thread in no way of those below must not pass for the round before.
+        self._ended = Outcome(problem="the round ended by a fault of the janitor's own")
         try:
             with self._opening(self.path) as directory:
                 self._ended = Outcome(round=self._janitor.run(directory, self.progress))

@@ -43,22 +43,27 @@ class KnownChunks:
     def span(self, keys: Sequence[BlockKey]) -> tuple[int, int, Digest | None]:
         """Return what is known of a prompt's chunks.
 
+        What is behind a chunk that is not there counts for nothing, as no engine loads it.
+
         Returns:
             How many leading ones are there; the number of the first one that is not (the number of
             all where none is known to be missing); and the hash of the last one that is there,
             where it is known.
         """
         now, get = self._now(), self._known.get
-        missing, digest = len(keys), None
-        for number in range(len(keys) - 1, -1, -1):
-            known = get(keys[number])
+        last, num_there, missing = None, 0, len(keys)
+        for number, key in enumerate(keys):
+            known = get(key)
             if known is None or known.until <= now:
                 continue
-            if known.is_there:
-                self._known.move_to_end(keys[number])
-                return number + 1, missing, known.digest
-            missing = number
-        return 0, missing, digest
+            if not known.is_there:
+                missing = number
+                break
+            last, num_there = known, number + 1
+        if last is None:
+            return 0, missing, None
+        self._known.move_to_end(keys[num_there - 1])
+        return num_there, missing, last.digest
 
     def note(self, key: BlockKey, *, is_there: bool, digest: Digest | None = None) -> None:
         """Note what a look-up found."""

@@ -15,14 +15,13 @@ from gateway.l2.chunks import Algorithm, ChunkHasher, Digest, chunk_hasher
 from gateway.l2.file_form import Mode, NameForm
 from gateway.l2.gallop import longest_run
 from gateway.l2.mount import Mount
-from gateway.l2.names import FileNames, path_index
+from gateway.l2.names import FileNames, is_salt, path_index
 from gateway.l2.remembered import Remembered
 from gateway.observability.logging import EventLog
 from routing.hashing import HashSpec
+from routing.types import BlockKey
 from routing.value import value
 
-# Steps back from a chunk of which a rank's part is missing: the end of a write that was cut off.
-MAX_STEPS_BACK = 8
 # A name that the file system cannot have is no file, and no fault of the mount.
 _NO_SUCH_NAME = frozenset({errno.ENAMETOOLONG, errno.EINVAL})
 
@@ -63,20 +62,22 @@ class LmcacheFs(Remembered):
         self._model = model
         self._model_path = model_path
         self._log = log
-        self._hashers: dict[bool, ChunkHasher] = {}
+        self._hashers: dict[NameForm, ChunkHasher] = {}
         self.mount = Mount(config.paths, config.threads, config.stall_s, self._mount_changed)
         self.canary = Canary(self._mode, log, model)
-        # Questions about one prompt that are under way, so that a burst of siblings asks once.
-        self._asked: dict[int, asyncio.Future[SharedPrefix]] = {}
+        # Questions that are under way, by the last chunk of their prompts, so that a burst of one
+        # prompt asks once.
+        self._asked: dict[BlockKey, asyncio.Future[SharedPrefix]] = {}
 
     def chunks(self, packed: bytes, lora: str, salt: str) -> Chunks | None:
-        """Return a prompt's chunks; None for an adapter's in the multiprocess form.
+        """Return a prompt's chunks.
 
-        The in-process form knows neither adapters nor salts: whoever asks finds the same files.
+        The in-process form knows neither adapters nor salts: whoever asks finds the same files. The
+        multiprocess form names no adapters, and refuses some salts: None for those.
         """
         if self._mode is Mode.IN_PROCESS:
             salt = ""
-        elif lora:
+        elif lora or not is_salt(salt):
             return None
         return chunks_of(packed, HashSpec(self._model, self.chunk_tokens, "", salt))
 
@@ -86,8 +87,9 @@ class LmcacheFs(Remembered):
         names = self.names
         if start == end or names is None:
             return SharedPrefix(chunks, start, self.chunk_tokens)
-        last_key = chunks.keys[end - 1]
-        under_way = self._asked.get(last_key)
+        last_key = chunks.keys[-1]
+        # While the mount is down what is under way may never end.
+        under_way = None if self.mount.down_reason else self._asked.get(last_key)
         if under_way is not None:
             return under_way
         hasher, paths = self._hasher(names), self.mount.paths
@@ -106,7 +108,8 @@ class LmcacheFs(Remembered):
         start: int,
         result: asyncio.Future[SharedPrefix],
     ) -> None:
-        self._asked = {key: asked for key, asked in self._asked.items() if asked is not result}
+        if self._asked.get(chunks.keys[-1]) is result:
+            del self._asked[chunks.keys[-1]]
         num_chunks = start
         if not done.cancelled() and done.exception() is None:
             looked = done.result()
@@ -135,15 +138,14 @@ class LmcacheFs(Remembered):
         )
 
     def _hasher(self, names: FileNames) -> ChunkHasher:
-        is_old = names.form is not NameForm.CURRENT
-        if is_old not in self._hashers:
+        hasher = self._hashers.get(names.form)
+        if hasher is None:
             config = self._config
             default = Algorithm.BUILTIN if self._mode is Mode.IN_PROCESS else Algorithm.BLAKE3
             algorithm = default if config.hash == "auto" else Algorithm(config.hash)
-            self._hashers[is_old] = chunk_hasher(
-                algorithm, config.chunk_tokens, config.seed, closed_by_none=is_old
-            )
-        return self._hashers[is_old]
+            hasher = chunk_hasher(algorithm, config.chunk_tokens, config.seed, names.form)
+            self._hashers[names.form] = hasher
+        return hasher
 
     async def run(self) -> None:
         """Probe the mount, and find out why nothing matches."""
@@ -176,8 +178,8 @@ class LmcacheFs(Remembered):
     def _mount_changed(self, what: str) -> None:
         fields = {"model": self._model, "paths": list(self.mount.paths)}
         if what == "down":
-            reason = self.mount.down_reason
-            self._log.warning("shared_cache_down", **fields, reason=reason)
+            reason, problem = self.mount.down_reason, self.mount.down_problem
+            self._log.warning("shared_cache_down", **fields, reason=reason, problem=problem)
         elif what == "replaced":
             self._known.flush()
             self._log.warning("shared_cache_replaced", **fields)
@@ -225,35 +227,37 @@ def _look(
             digests.append(next(more))
         return digests[number - first]
 
-    def has_rank(number: int, rank: int) -> bool:
+    def has(number: int, ranks: range) -> bool:
         digest = digest_of(number)
-        name = names.of(digest, rank, chunks.salt)
-        return _is_file(f"{paths[path_index(digest, len(paths))]}/{name}")
+        folder = paths[path_index(digest, len(paths))]
+        return all(_is_file(f"{folder}/{names.of(digest, rank, chunks.salt)}") for rank in ranks)
 
-    def is_there(number: int) -> bool:
-        found = has_rank(number, 0)
-        told.append((number, found, digest_of(number)))
-        return found
+    def run(ranks: range, end: int) -> int:
+        def is_there(number: int) -> bool:
+            found = has(number, ranks)
+            told.append((number, found, digest_of(number)))
+            return found
 
-    num_chunks = longest_run(is_there, start, end)
-    for _ in range(MAX_STEPS_BACK):
-        others = range(1, names.world_size)
-        if num_chunks == start or all(has_rank(num_chunks - 1, rank) for rank in others):
-            return _Looked(num_chunks, told)
-        num_chunks -= 1
-        told.append((num_chunks, False, digest_of(num_chunks)))
-    return _Looked(start, told)
+        return longest_run(is_there, start, end)
+
+    num_chunks = run(range(1), end)
+    last = num_chunks - 1
+    if num_chunks == start or has(last, range(1, names.world_size)):
+        return _Looked(num_chunks, told)
+    # The end of a write that was cut off, or a rank that writes nothing: what rank 0 has says no
+    # more which chunks are whole.
+    told[:] = [(last, False, digest_of(last))]
+    return _Looked(run(range(names.world_size), last), told)
 
 
 def _is_file(path: str) -> bool:
     try:
-        os.stat(path)  # noqa: PTH116 - a Path for each of thousands of names would cost more
+        found = os.stat(path)  # noqa: PTH116 - a Path for each of thousands of names would cost more
     except FileNotFoundError:
-        return False
-    except ValueError:  # a salt that no file's name can have
         return False
     except OSError as error:
         if error.errno in _NO_SUCH_NAME:
             return False
         raise
-    return True
+    # An empty one is what a disk that ran full or a crash left; LMCache fails to load it.
+    return found.st_size > 0

@@ -9,14 +9,13 @@ sent there, and one more thread, which asks for the directory itself, brings it 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from gateway.threads import Threads
 
 T = TypeVar("T")
 
@@ -28,81 +27,6 @@ DOWN_INTERVAL_S = 0.5
 GOOD_PROBES = 2
 
 _Identity = tuple[tuple[int, int], ...]
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    run: Callable[[], Any]
-    future: asyncio.Future[Any]
-    loop: asyncio.AbstractEventLoop
-    on_end: Callable[[], None]
-
-    def work(self) -> None:
-        """Run in a thread, and tell the loop."""
-        result: Any = None
-        error: BaseException | None = None
-        try:
-            result = self.run()
-        except BaseException as raised:  # noqa: BLE001 - it is the waiting side's
-            error = raised
-
-        def tell() -> None:
-            self.on_end()
-            if self.future.done():
-                return
-            if error is not None:
-                self.future.set_exception(error)
-            else:
-                self.future.set_result(result)
-
-        # A closed loop: the gateway ended before the mount answered.
-        with contextlib.suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(tell)
-
-
-class Threads:
-    """A few daemon threads; what does not find a free one is refused, never queued.
-
-    The standard library's executors are joined when the process ends, and so would wait for a
-    mount that hangs.
-
-    Args:
-        count: At most.
-        name: Of the threads.
-    """
-
-    def __init__(self, count: int, name: str) -> None:
-        self._count = count
-        self._name = name
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._num_started = 0
-        self.num_busy = 0
-
-    def submit(self, run: Callable[[], T]) -> asyncio.Future[T] | None:
-        """Run something in a thread; None where all of them are busy."""
-        if self.num_busy >= self._count:
-            return None
-        if self.num_busy == self._num_started:
-            self._num_started += 1
-            name = f"{self._name}-{self._num_started}"
-            Thread(target=self._work, name=name, daemon=True).start()
-        self.num_busy += 1
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        self._jobs.put(_Job(run, future, loop, self._ended))
-        return future
-
-    def close(self) -> None:
-        """Let idle threads end; those that hang end with the process."""
-        for _ in range(self._num_started):
-            self._jobs.put(None)
-
-    def _ended(self) -> None:
-        self.num_busy -= 1
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job.work()
 
 
 @dataclass(slots=True)
@@ -132,6 +56,7 @@ class Mount:
 
     Attributes:
         down_reason: Why it is down, in one word; None while it is up.
+        down_problem: What the system said of it; empty where it said nothing.
         counts: For metrics.
     """
 
@@ -151,6 +76,7 @@ class Mount:
         self._identity: _Identity | None = None
         self._num_good = 0
         self.down_reason: str | None = "not_probed"
+        self.down_problem = ""
         self.counts = MountCounts()
 
     @property
@@ -172,15 +98,21 @@ class Mount:
         if future is None:
             self.counts.refused += 1
             return None
-        timer = asyncio.get_running_loop().call_later(self._stall_s, self._down, "slow")
+        timer = asyncio.get_running_loop().call_later(self._stall_s, self._late, future)
         future.add_done_callback(lambda done: self._looked(done, timer))
         return future
 
+    def _late(self, future: asyncio.Future[T]) -> None:
+        # It may have returned while our own loop was held up: then the mount is not to blame.
+        if not future.done():
+            self._down("slow")
+
     def _looked(self, done: asyncio.Future[T], timer: asyncio.TimerHandle) -> None:
         timer.cancel()
-        if not done.cancelled() and isinstance(done.exception(), OSError):
+        error = None if done.cancelled() else done.exception()
+        if isinstance(error, OSError):
             self.counts.errors += 1
-            self._down("error")
+            self._down("error", error)
 
     async def watch(self) -> None:
         """Probe the directories for ever, and so notice that they hang or are back."""
@@ -233,7 +165,7 @@ class Mount:
         error = future.exception()
         if error is not None:
             self.counts.errors += 1
-            self._down("missing" if isinstance(error, FileNotFoundError) else "error")
+            self._down("missing" if isinstance(error, FileNotFoundError) else "error", error)
             return
         if late:
             return
@@ -248,9 +180,11 @@ class Mount:
             self.down_reason = None
             self._on_change("up")
 
-    def _down(self, reason: str) -> None:
+    def _down(self, reason: str, error: BaseException | None = None) -> None:
         self._num_good = 0
-        if self.down_reason in (None, "not_probed"):
+        was_up = self.down_reason in (None, "not_probed")
+        self.down_reason = reason
+        self.down_problem = str(getattr(error, "strerror", None) or error or "")
+        if was_up:
             self.counts.downs[reason] += 1
-            self.down_reason = reason
             self._on_change("down")

@@ -10,6 +10,7 @@ Source:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,10 +18,10 @@ from gateway.l2.chunks import Digest
 from gateway.l2.file_form import Mode, NameForm, ParsedName
 
 SUFFIX = ".data"
-# How a slash of a model's path is written in a file's name.
-_SLASH = "-SEP-"
 # Hybrid models have several KV cache groups; group 0 is the one with full attention.
 _GROUP = "0"
+# What LMCache's ObjectKey takes; half of a surrogate pair cannot be sent or be part of a name.
+_SALT = re.compile(r"[^@/\\\0\ud800-\udfff]{0,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +50,34 @@ class FileNames:
         Args:
             digest: The chunk's hash.
             rank: From 0 on.
-            salt: The request's `cache_salt`. In-process names do not have it: there, salts do not
-                keep tenants apart.
+            salt: The request's `cache_salt`, for which `is_salt` holds. In-process names do not
+                have it: there, salts do not keep tenants apart.
         """
-        model = self.model.replace("/", _SLASH)
+        model = self.model.replace("/", self.form.slash)
+        hexed = digest.hex() if isinstance(digest, bytes) else f"{digest:x}"
         if self.mode is Mode.MULTIPROCESS:
-            hexed = digest.hex() if isinstance(digest, bytes) else f"{digest:x}"
-            salted = f"@{salt.replace('/', _SLASH)}" if salt else ""
+            salted = f"@{salt}" if salt else ""
             return f"{model}@0x{self._kv_rank(rank):08x}@{_GROUP}@{hexed}{salted}{SUFFIX}"
-        assert isinstance(digest, int)  # noqa: S101 - in-process hashes are
-        head = "" if self.form is NameForm.CURRENT else "vllm@"
         tail = "" if self.form is NameForm.V0_3_7 else f"@{self.dtype}"
-        return f"{head}{model}@{self.world_size}@{rank}@{digest:x}{tail}{SUFFIX}"
+        return f"{self.form.prefix}{model}@{self.world_size}@{rank}@{hexed}{tail}{SUFFIX}"
+
+    @property
+    def told_model(self) -> str:
+        """The model as `parse_name` reads it from one of these names."""
+        return self.model.replace("/", self.form.slash).replace("-SEP-", "/")
 
     def _kv_rank(self, rank: int) -> int:
         local = self.local_world_size or self.world_size
         return self.world_size << 24 | rank << 16 | local << 8 | rank % local
 
 
+def is_salt(salt: str) -> bool:
+    """Return whether the multiprocess form keeps chunks under a salt; it refuses others."""
+    return _SALT.fullmatch(salt) is not None
+
+
 def path_index(digest: Digest, num_paths: int) -> int:
-    """Return which of several base paths holds a chunk; in-process only."""
+    """Return which of several base paths holds a chunk; only integers share several."""
     return abs(digest) % num_paths if isinstance(digest, int) else 0
 
 
@@ -80,9 +89,9 @@ def why_no_match(names: FileNames, found: Sequence[ParsedName]) -> str:
         found: A sample of the directory, not empty.
     """
     return disagreement(names, found) or (
-        "names differ only in their hashes: another hash algorithm, PYTHONHASHSEED, chunk size or "
-        "vLLM version than `hash`, `seed` and `chunk_tokens` say, or other token ids than the "
-        "engines'"
+        "names differ only in their hashes: another hash algorithm, PYTHONHASHSEED, chunk size, or "
+        "version of LMCache or vLLM than `hash`, `seed`, `chunk_tokens` and `name_form` say, or "
+        "other token ids than the engines'"
     )
 
 
@@ -95,14 +104,12 @@ def disagreement(names: FileNames, found: Sequence[ParsedName]) -> str | None:
     """
     told: list[tuple[str, str, object, set[object]]] = [
         ("mode", "mode", names.mode, {name.mode for name in found}),
-        ("model", "model_path", names.model, {name.model for name in found}),
+        ("name form", "name_form", names.form.shape, {name.form.shape for name in found}),
+        ("model", "model_path", names.told_model, {name.model for name in found}),
         ("world size", "world_size", names.world_size, {name.world_size for name in found}),
     ]
-    if names.mode is Mode.IN_PROCESS:
-        told += [
-            ("name form", "name_form", names.form, {name.form for name in found}),
-            ("dtype", "dtype", names.dtype, {name.dtype for name in found}),
-        ]
+    if names.mode is Mode.IN_PROCESS and names.form is not NameForm.V0_3_7:
+        told.append(("dtype", "dtype", names.dtype, {name.dtype for name in found}))
     for what, key, ours, theirs in told:
         if ours not in theirs:
             shown = ", ".join(sorted(map(str, theirs))[:3])

@@ -129,9 +129,10 @@ class Pressure:
         self._transport.close()
 
     def _tell(self) -> None:
-        is_ill = bool(self.state.lost_workers or self.state.failed_disks)
-        if is_ill == self._was_ill:
-            return
+        told = (self.state.lost_workers, self.state.failed_disks)
+        is_ill = any(told)
+        if is_ill == self._was_ill or told == (None, None):
+            return  # where nobody tells, nobody is well
         self._was_ill = is_ill
         fields = {
             "model": self._model,

@@ -31,12 +31,13 @@ class RecencySet:
 
         Args:
             keys: In prompt order.
-            at: Monotonic seconds; a later moment wins.
+            at: Monotonic seconds; may be ahead. What is there by then, and not too old, keeps the
+                moment that it has: it is there now, also if it is just being written again.
         """
-        held = self._stored_at
+        held, oldest = self._stored_at, at - self._ttl_s
         for key in reversed(keys):
-            # What is there already is there now, also if it is just being written again.
-            held[key] = min(at, held[key]) if key in held else at
+            since = held.get(key, at)
+            held[key] = min(at, since) if since >= oldest else at
             held.move_to_end(key)
         while len(held) > self._capacity:
             held.popitem(last=False)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from math import inf
 from typing import Any
 
 from gateway.l2.pressure import StorageState
 from gateway.models import Model
-from gateway.observability.shared_metrics import SharedCacheMetrics, StorageMetrics, TierMetrics
+from gateway.observability.shared_metrics import (
+    SharedCacheMetrics,
+    StorageMetrics,
+    TierMetrics,
+    show,
+)
 from routing.cost import CostModel
 from routing.types import Tier
 
@@ -27,33 +33,42 @@ def show_prices(metrics: TierMetrics, model: Model) -> None:
 
 
 def show_shared(metrics: SharedCacheMetrics, model: Model) -> None:
-    """Bring the gauges of one model's pool up to date."""
-    if model.shared is None:
-        return
-    health = model.shared.health()
-    metrics.down.labels(model.key).set(health.down_reason is not None)
-    metrics.downs.labels(model.key).set(health.num_downs)
-    metrics.threads_busy.labels(model.key).set(health.threads_busy)
-    metrics.never_matches.labels(model.key).set(health.problem is not None)
-    metrics.known_chunks.labels(model.key).set(health.known_chunks)
+    """Bring the gauges of one model's pool up to date; without a pool they have no sample."""
+    gauges = (
+        metrics.down,
+        metrics.downs,
+        metrics.threads_busy,
+        metrics.never_matches,
+        metrics.known_chunks,
+    )
+    told: Sequence[float | None] = (None,) * len(gauges)
+    if model.shared is not None:
+        health = model.shared.health()
+        told = (
+            health.down_reason is not None,
+            health.num_downs,
+            health.threads_busy,
+            health.problem is not None,
+            health.known_chunks,
+        )
+    for gauge, number in zip(gauges, told, strict=True):
+        show(gauge, model.key, number)
 
 
 def show_storage(metrics: StorageMetrics, model: Model, state: StorageState | None) -> None:
-    """Bring the gauges of a pool's storage up to date; what nobody told has no sample."""
-    if state is None:
-        return
+    """Bring the gauges of a pool's storage up to date; what nobody tells has no sample."""
+    told = state or StorageState()
     for gauge, number in (
-        (metrics.capacity, state.capacity_bytes),
-        (metrics.used, state.used_bytes),
-        (metrics.evicted_files, state.evicted_files),
-        (metrics.evicted_bytes, state.evicted_bytes),
-        (metrics.written_bytes, state.written_bytes),
-        (metrics.lost_workers, state.lost_workers),
-        (metrics.failed_disks, state.failed_disks),
-        (metrics.unreachable, state.unreachable),
+        (metrics.capacity, told.capacity_bytes),
+        (metrics.used, told.used_bytes),
+        (metrics.evicted_files, told.evicted_files),
+        (metrics.evicted_bytes, told.evicted_bytes),
+        (metrics.written_bytes, told.written_bytes),
+        (metrics.lost_workers, told.lost_workers),
+        (metrics.failed_disks, told.failed_disks),
+        (metrics.unreachable, None if state is None else state.unreachable),
     ):
-        if number is not None:
-            gauge.labels(model.key).set(number)
+        show(gauge, model.key, number)
 
 
 def shared_status(model: Model, storage: StorageState | None) -> dict[str, Any] | None:

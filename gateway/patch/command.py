@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any, TextIO
 
+from gateway.l2.seeds import MAX_SEED
 from gateway.patch.settings import Settings
 
 EXIT_OK = 0
 EXIT_DRIFT = 1
 EXIT_USAGE = 2
+
+# Those whose names the gateway computes. LMCache takes any other word for `builtin`.
+_ALGORITHMS = ("sha256_cbor", "sha256", "builtin")
 
 _DESCRIPTION = """\
 Write into a HyperPod InferenceEndpointConfig, a Deployment or a StatefulSet what its
@@ -61,14 +65,20 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
     add("--container", metavar="NAME", help="the engine's, where it cannot be told")
     add("--name", metavar="NAME", help="only the object of this name")
     add("--chunk-tokens", metavar="N", type=int, help="LMCache's chunk (as written, or 256)")
-    add("--hash", metavar="ALGORITHM", help="of LMCache's chunks (as written, or sha256_cbor)")
-    add("--seed", metavar="N", help="PYTHONHASHSEED (as written, or 0)")
+    add("--hash", choices=_ALGORITHMS, help="of LMCache's chunks (as written, or sha256_cbor)")
+    add("--seed", metavar="N", type=_seed, help="PYTHONHASHSEED (as written, or 0)")
     add("--l1-gb", metavar="GB", type=float, help="LMCache's host memory (left as it is)")
     add("--l1-events", action="store_true", help="LMCache tells what it puts into host memory")
     add("--events-port", metavar="PORT", type=int, default=default.events_port,
         help="of KV events, where none is written (%(default)s)")  # fmt: skip
     add("--replay-port", metavar="PORT", type=int, default=default.replay_port,
         help="of their replay (%(default)s)")  # fmt: skip
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) > MAX_SEED:
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed: 0 to {MAX_SEED}")
+    return int(text)
 
 
 def _add_live(command: argparse.ArgumentParser) -> None:

@@ -16,6 +16,7 @@ from gateway.patch.container import (
     with_volume,
 )
 from gateway.patch.settings import URL_NAME, CannotPatch, Settings
+from gateway.patch.shape import Endpoint, Workload, check
 from routing.value import value
 
 ENDPOINT_KIND = "InferenceEndpointConfig"
@@ -66,8 +67,13 @@ def label(thing: Any) -> str:
     """Return how people call an object: kind and name."""
     if not isinstance(thing, Mapping):
         return "no object"
-    name = (thing.get("metadata") or {}).get("name", "without a name")
-    return f"{thing.get('kind', 'no kind')} {name}"
+    return f"{thing.get('kind', 'no kind')} {name_of(thing) or 'without a name'}"
+
+
+def name_of(thing: Mapping[str, Any]) -> str:
+    """Return an object's name; empty where it has none."""
+    metadata = thing.get("metadata")
+    return str(metadata.get("name") or "") if isinstance(metadata, Mapping) else ""
 
 
 def is_candidate(thing: Any) -> bool:
@@ -76,7 +82,7 @@ def is_candidate(thing: Any) -> bool:
         return False
     if thing.get("kind") == ENDPOINT_KIND:
         return str(thing.get("apiVersion", "")).startswith(_GROUP)
-    return thing.get("kind") in WORKLOAD_KINDS
+    return str(thing.get("kind")) in WORKLOAD_KINDS
 
 
 def patch(thing: Plain, settings: Settings, container: str | None = None) -> Patched | None:
@@ -97,25 +103,27 @@ def patch(thing: Plain, settings: Settings, container: str | None = None) -> Pat
 
 
 def _patch_workload(wanted: Plain, settings: Settings, name: str | None) -> Patched | None:
-    pod = _mapping(wanted, "spec", "template", "spec")
-    engine = _engine(pod, name, str(_mapping(wanted, "metadata").get("name", "")))
+    check(wanted, Workload)
+    template, selector = wanted["spec"]["template"], wanted["spec"].get("selector") or {}
+    pod = template["spec"]
+    engine = _engine(pod, name, name_of(wanted))
     if engine is None:
         return None
     engine["env"] = pool_variables(engine.get("env") or [], settings)
     engine["volumeMounts"] = with_mount(engine.get("volumeMounts") or [], settings)
     engine.update(with_arguments(engine, settings, connector=True))
     pod["volumes"] = with_volume(pod.get("volumes") or [], settings)
-    labels = _mapping(wanted, "spec", "template", "metadata").get("labels") or {}
-    selected = (_mapping(wanted, "spec").get("selector") or {}).get("matchLabels") or labels
+    selected = selector.get("matchLabels") or template["metadata"].get("labels") or {}
     notes = _config_file_notes(engine["env"])
     return Patched(_target(wanted, selected, engine["name"]), wanted, tuple(notes))
 
 
 def _patch_endpoint(wanted: Plain, settings: Settings) -> Patched:
-    spec = _mapping(wanted, "spec")
-    worker = _mapping(wanted, "spec", "worker")
+    check(wanted, Endpoint)
+    spec = wanted["spec"]
+    worker = spec["worker"]
     _refuse_own_server(spec)
-    target = _target(wanted, {"app": wanted["metadata"]["name"]}, wanted["metadata"]["name"])
+    target = _target(wanted, {"app": name_of(wanted)}, name_of(wanted))
     notes = [
         f"its kind has no volumes, and its operator sets {URL_NAME}: --print kyverno adds both"
     ]
@@ -127,7 +135,7 @@ def _patch_endpoint(wanted: Plain, settings: Settings) -> Patched:
     shared = settings.shared_variables(values_of(present))
     worker["environmentVariables"] = with_values(present, shared)
     worker.update(with_arguments(worker, settings, connector=False))
-    cache = spec.setdefault("kvCacheSpec", {})
+    cache = spec["kvCacheSpec"] = spec.get("kvCacheSpec") or {}
     if not cache.get("enableL1Cache", True):
         notes.append("kvCacheSpec.enableL1Cache set: without it the operator starts no LMCache")
     cache["enableL1Cache"] = True
@@ -167,17 +175,17 @@ def _config_file_notes(variables: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _engine(pod: Mapping[str, Any], name: str | None, owner: str) -> Plain | None:
-    containers: list[Plain] = pod.get("containers") or []
-    names = [one.get("name", "") for one in containers]
+    containers: list[Plain] = pod["containers"]
+    names = [one["name"] for one in containers]
     if name is not None:
         if name not in names:
             raise CannotPatch(f"containers: no {name}, there are {', '.join(names) or 'none'}")
         return containers[names.index(name)]
     engines = [one for one in containers if _runs_vllm(one)]
     if len(engines) > 1:
-        named = [one for one in engines if one.get("name") == owner]
+        named = [one for one in engines if one["name"] == owner]
         if not named:
-            found = ", ".join(one.get("name", "") for one in engines)
+            found = ", ".join(one["name"] for one in engines)
             raise CannotPatch(f"containers: {found} all run vLLM: give --container")
         engines = named
     return engines[0] if engines else None
@@ -197,17 +205,3 @@ def _target(wanted: Mapping[str, Any], labels: Mapping[str, str], container: str
         labels=tuple(labels.items()),
         container=container,
     )
-
-
-def _mapping(thing: Plain, *path: str) -> Plain:
-    """Return what is at a path.
-
-    Raises:
-        CannotPatch: It is not there.
-    """
-    found: Any = thing
-    for key in path:
-        found = found.get(key) if isinstance(found, dict) else None
-    if not isinstance(found, dict):
-        raise CannotPatch(f"{'.'.join(path)} is missing")
-    return found

@@ -22,6 +22,7 @@ from gateway.patch.objects import (
     Target,
     is_candidate,
     label,
+    name_of,
     patch,
 )
 from gateway.patch.policy import kyverno, merge_patch
@@ -84,18 +85,17 @@ def _settings(given: argparse.Namespace) -> Settings:
 
 
 def _text(file: str) -> str:
-    if file == "-":
-        return sys.stdin.read()
     # Bytes, as reading text would make all line ends alike.
-    return Path(file).read_bytes().decode("utf-8")
+    return (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode("utf-8")
 
 
 def _patch_all(
     text: str, given: argparse.Namespace, settings: Settings
 ) -> tuple[str, list[Patched]]:
     """Return the stream as it is to be, and the objects in it that are replicas."""
-    returns = "\r\n" in text
-    stream = text.replace("\r\n", "\n")
+    # Of a mixture every line keeps its own end, and new ones get a plain one.
+    returns = 0 < text.count("\r\n") == text.count("\n")
+    stream = text.replace("\r\n", "\n") if returns else text
     written, patched = [], []
     for number, part in enumerate(split(stream), 1):
         try:
@@ -123,7 +123,7 @@ def _patch_part(
         raise CannotPatch("it is a list: give its items as documents of their own")
     if not is_candidate(thing):
         return part.text, None
-    if given.name and (thing.get("metadata") or {}).get("name") != given.name:
+    if given.name and name_of(thing) != given.name:
         return part.text, None
     container = None if thing["kind"] == ENDPOINT_KIND else given.container
     one = patch(thing, settings, container)

@@ -49,7 +49,7 @@ class Settings:
     replay_port: int = 5558
     chunk_tokens: int | None = None
     hash_algorithm: str | None = None
-    seed: str | None = None
+    seed: int | None = None
     l1_gb: float | None = None
     l1_events: bool = False
 
@@ -63,6 +63,9 @@ class Settings:
 
         Args:
             present: Values that are written there.
+
+        Raises:
+            CannotPatch: The chunk is no number of tokens.
         """
         defaults = {
             # The other serialiser, cachegen, does not work with the fs connector.
@@ -77,6 +80,9 @@ class Settings:
             name: str(given) if given is not None else present.get(name, default)
             for name, (given, default) in defaults.items()
         }
+        chunk = told["LMCACHE_CHUNK_SIZE"]
+        if not chunk.isdecimal() or int(chunk) == 0:
+            raise CannotPatch(f"LMCACHE_CHUNK_SIZE is {chunk}, and no number of tokens")
         if self.l1_gb is not None:
             told["LMCACHE_LOCAL_CPU"] = "True"
             told["LMCACHE_MAX_LOCAL_CPU_SIZE"] = f"{self.l1_gb:g}"

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -67,11 +67,15 @@ class Stage:
 
 
 class Builder:
-    """Performs one Dockerfile below `folder`, with `python` as the one of the base image."""
+    """Performs one Dockerfile below `folder`, with `python` as the one of the base image.
 
-    def __init__(self, folder: Path, python: str) -> None:
+    `world` is this machine's environment.
+    """
+
+    def __init__(self, folder: Path, python: str, world: Mapping[str, str]) -> None:
         self.folder = folder
         self.python = python
+        self.world = world
         self.stages: dict[str, Stage] = {}
 
     def perform(self, dockerfile: str) -> dict[str, Stage]:
@@ -94,7 +98,7 @@ class Builder:
         else:
             assert re.fullmatch(r"python:3\.\d+-slim-\w+", parent), f"{parent} is not pinned by tag"
             stage = Stage(
-                root, {k: v for k, v in os.environ.items() if not NOT_INHERITED.fullmatch(k)}
+                root, {k: v for k, v in self.world.items() if not NOT_INHERITED.fullmatch(k)}
             )
             (root / "tmp").mkdir(parents=True, mode=0o1777)
             (root / "tmp").chmod(0o1777)
@@ -207,14 +211,16 @@ def base_python(require) -> str:
 
 
 @pytest.fixture(scope="session")
-def images(base_python: str, require) -> Iterator[dict[str, Stage]]:
+def images(base_python: str, world, require) -> Iterator[dict[str, Stage]]:
     """Yield the stages of the Dockerfile, built."""
     # Not tmp_path: another user has to get in.
     with tempfile.TemporaryDirectory(prefix="warmroute-image-") as name:
         folder = Path(name).resolve()
         folder.chmod(0o755)
         try:
-            yield Builder(folder, base_python).perform((ROOT / "Dockerfile").read_text("utf-8"))
+            yield Builder(folder, base_python, world).perform(
+                (ROOT / "Dockerfile").read_text("utf-8")
+            )
         except ConnectionError as error:
             last_line = str(error).strip().splitlines()[-1]
             require("a package index", False, f"pip reached none ({last_line})")

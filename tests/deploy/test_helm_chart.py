@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gateway.config.check import EXIT_VALID, check_file
+from gateway.config.check import check_file
 from gateway.config.load import load_config
 from gateway.config.models import GatewayConfig
+from gateway.exits import EXIT_OK
 from tests.support.charts import CHART, NAMESPACE, ROOT, assert_valid, charts, only
 
 __all__ = ["charts"]
@@ -74,9 +75,7 @@ def test_kubernetes_takes_what_is_rendered(charts, name: str):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_rendered_configuration_passes_the_check(charts, name: str, tmp_path: Path):
     out = io.StringIO()
-    assert check_file(written(rendered(charts, name), tmp_path), {}, out) == EXIT_VALID, (
-        out.getvalue()
-    )
+    assert check_file(written(rendered(charts, name), tmp_path), {}, out) == EXIT_OK, out.getvalue()
 
 
 @pytest.mark.parametrize("file", POLICIES, ids=lambda file: file.stem)
@@ -410,7 +409,7 @@ def test_the_example_application_carries_the_gateway(charts, tmp_path: Path):
     assert only(objects, "RoleBinding")["subjects"][0]["name"] == pod["serviceAccountName"]
     file = tmp_path / "gateway.yaml"
     file.write_text(config_map["data"]["gateway.yaml"])
-    assert check_file(file, {}, io.StringIO()) == EXIT_VALID
+    assert check_file(file, {}, io.StringIO()) == EXIT_OK
 
 
 # What is refused, and with which words.
@@ -463,7 +462,7 @@ def test_the_values_in_the_how_to_work(charts, tmp_path: Path):
     objects = charts.render("-f", file)
     assert_valid(objects)
     assert list(rules(objects)) == ["inference"]
-    assert check_file(written(objects, tmp_path), {}, io.StringIO()) == EXIT_VALID
+    assert check_file(written(objects, tmp_path), {}, io.StringIO()) == EXIT_OK
 
 
 def test_the_tokenizer_example_of_the_readme_is_the_one_that_is_tested():

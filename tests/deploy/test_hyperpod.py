@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gateway.config.check import EXIT_VALID, check_file
+from gateway.config.check import check_file
 from gateway.config.load import load_config
+from gateway.exits import EXIT_OK
 from tests.support.charts import ROOT, assert_valid, charts, only
 
 __all__ = ["charts"]
@@ -177,7 +178,7 @@ def test_the_values_render_a_gateway_that_may_read_those_pods(charts, tmp_path: 
     file = tmp_path / "gateway.yaml"
     file.write_text(only(objects, "ConfigMap")["data"]["gateway.yaml"])
     out = io.StringIO()
-    assert check_file(file, {}, out) == EXIT_VALID
+    assert check_file(file, {}, out) == EXIT_OK
     assert "warning" not in out.getvalue()
     grace_s = only(objects, "Deployment")["spec"]["template"]["spec"][
         "terminationGracePeriodSeconds"

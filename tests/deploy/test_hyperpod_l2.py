@@ -8,8 +8,9 @@ from pathlib import Path
 import yaml
 
 from gateway.cli import main
-from gateway.config.check import EXIT_VALID, check_file
+from gateway.config.check import check_file
 from gateway.config.load import load_config
+from gateway.exits import EXIT_OK
 from tests.deploy.test_hyperpod import FIELDS, REQUIRED, at, problems
 from tests.support.charts import ROOT, assert_valid, charts, only
 
@@ -161,7 +162,7 @@ def test_the_gateway_looks_for_the_files_that_the_replicas_write(charts, tmp_pat
     file = tmp_path / "gateway.yaml"
     file.write_text(only(objects, "ConfigMap")["data"]["gateway.yaml"])
     out = io.StringIO()
-    assert check_file(file, {}, out) == EXIT_VALID, out.getvalue()
+    assert check_file(file, {}, out) == EXIT_OK, out.getvalue()
     (model,) = load_config(file, {}).models
     variables = {
         one["name"]: one["value"] for one in ENDPOINT["spec"]["worker"]["environmentVariables"]

@@ -14,9 +14,11 @@ IN_PROCESS = "-SEP-opt-SEP-ml-SEP-model@1@0@1ac772afde1cd3f1@bfloat16.data"
 SIGNED = "-SEP-opt-SEP-ml-SEP-model@2@1@-956d789da941a0e@half.data"
 LAYERWISE = "m@1@0@1ac772afde1cd3f1@bfloat16@31.data"
 TAGGED = "m@1@0@1ac772afde1cd3f1@fp8_e4m3fn@tenant%a@site%b.data"
+V0_3_10 = "vllm@-SEP-opt-SEP-ml-SEP-model@1@0@1ac772afde1cd3f1@bfloat16.data"
 V0_3_9 = "vllm@-opt-ml-model@1@0@1ac772afde1cd3f1@bfloat16.data"
 V0_3_7 = "vllm@-opt-ml-model@1@0@1ac772afde1cd3f1.data"
 HASH = "06c94c3c9a869414799556a72012e915c1b7af5521c8d5f0cd9c2f74dfbd8331"
+V0_4_1 = f"-SEP-opt-SEP-ml-SEP-model@1@0@{HASH}@bfloat16.data"
 MULTIPROCESS = f"-SEP-models-SEP-smollm2-135m@0x01000100@0@{HASH}.data"
 SALTED = f"Qwen-SEP-Qwen2-7B-Instruct@0x02010201@0@{HASH}@abc.data"
 WITHOUT_GROUP = f"m@0x01000100@{HASH}.data"
@@ -52,6 +54,8 @@ def test_a_multiprocess_name_tells_ranks_and_salt():
         (SIGNED, NameForm.CURRENT, "-956d789da941a0e", "half"),
         (LAYERWISE, NameForm.CURRENT, "1ac772afde1cd3f1", "bfloat16"),
         (TAGGED, NameForm.CURRENT, "1ac772afde1cd3f1", "fp8_e4m3fn"),
+        (V0_4_1, NameForm.V0_4_1, HASH, "bfloat16"),
+        (V0_3_10, NameForm.V0_3_10, "1ac772afde1cd3f1", "bfloat16"),
         (V0_3_9, NameForm.V0_3_9, "1ac772afde1cd3f1", "bfloat16"),
         (V0_3_7, NameForm.V0_3_7, "1ac772afde1cd3f1", None),
         (MULTIPROCESS, NameForm.CURRENT, HASH, None),
@@ -106,6 +110,7 @@ def test_any_text_has_an_answer(name: str):
             ["m@3@0@-beef@half@7.data", "m@3@2@-beef@half@7.data"],
         ),
         ("vllm@m@2@0@beef.data", ["vllm@m@2@1@beef.data"]),
+        (f"m@2@0@{HASH}@half.data", [f"m@2@1@{HASH}@half.data"]),
         (
             # Four ranks on two hosts of two.
             f"m@0x04020200@0@{HASH}@s.data",

@@ -35,7 +35,7 @@ def test_the_last_token_is_never_served():
     host = memories()
     host.stored("a", [1])
     merged = host.credit({}, [("a", 16)], prompt(1), 256)
-    assert merged["a"].l1_tokens == 240
+    assert merged["a"].l1_tokens == 255
 
 
 def test_the_least_recently_used_chunks_are_gone():

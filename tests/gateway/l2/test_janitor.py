@@ -329,6 +329,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
+@pytest.mark.timeout(300)
 def test_a_million_files_cost_no_more_memory_than_a_hundred():
     def peak_kib(count: int) -> int:
         done = subprocess.run(

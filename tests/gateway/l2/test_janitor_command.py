@@ -327,6 +327,17 @@ def test_an_error_of_the_mount_is_a_problem_and_no_crash():
     assert keeper.outcome.problem == "Transport endpoint is not connected"
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_round_that_a_fault_ends_is_no_success():
+    def opening(path: str):
+        raise ZeroDivisionError
+
+    janitor = Janitor(Limits(), time.time, lambda: None, delete=False)
+    keeper = Keeper("/mnt/pool", janitor, opening, Patience(1, 1))
+    list(keeper.watch())
+    assert "fault" in keeper.outcome.problem
+
+
 def test_a_directory_that_is_renamed_is_still_the_one_that_was_opened(pool: Path, tmp_path: Path):
     with open_directory(str(pool)) as directory:
         pool.rename(tmp_path / "moved")

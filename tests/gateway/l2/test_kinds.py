@@ -11,16 +11,15 @@ from pydantic import TypeAdapter
 from gateway.config.schema import words
 from gateway.config.shared_cache import SharedCacheConfig
 from gateway.l2.base import SharedPrefix
-from gateway.l2.coordinator import MAX_FAILURES, PAUSE_S, Coordinator, num_shared_chunks
+from gateway.l2.coordinator import Coordinator
 from gateway.l2.lmcache_fs import LmcacheFs
 from gateway.l2.remembered import REFUTED_S
 from gateway.l2.storage_events import StorageEvents
 from gateway.l2.write_through import WriteThrough
 from gateway.observability.logging import EventLog
-from gateway.proxy.transport import HttpToolsTransport
 from routing.hashing import HashSpec, block_keys, pack_tokens
 from tests.gateway.l2.test_mount import Hang
-from tests.support.replicas import ScriptedReplica, until
+from tests.support.replicas import until
 
 CHUNK = 16
 LOG = EventLog(logging.getLogger("test.l2"))
@@ -58,7 +57,7 @@ def of_kind(kind, folder, clock, url="http://127.0.0.1:9"):
 
         def put(packed):
             for digest in cache._hasher(cache.names).hashes(packed):
-                (folder / cache.names.of(digest, 0)).write_bytes(b"")
+                (folder / cache.names.of(digest, 0)).write_bytes(b"kv")
 
         return cache, put
     if kind == "assume_write_through":
@@ -98,12 +97,24 @@ class Directory:
         num = max(
             (sum(ids[:end] == prompt[:end] for end in ends) for prompt in self.prompts), default=0
         )
-        results = [{"placements": [{"tier": "l1"}, {"tier": "l2"}]}] * num
-        results += [{"placements": [{"tier": "l1"}]}] * (len(ends) - num)
-        return Answer(json.dumps({"chunks": len(ends), "results": results}).encode())
+        tiers = [["l1", "l2"]] * num + [["l1"]] * (len(ends) - num)
+        return Answer(directory_answer(tiers))
 
     def close(self):
         pass
+
+
+def directory_answer(tiers, world_size=1):
+    """Return what a coordinator answers: for each chunk the tiers that it is in, of all ranks."""
+    results = [
+        {
+            "key": {"chunk_hash_hex": f"{number:064x}", "model_name": "/m", "kv_rank": rank},
+            "placements": [{"instance_id": "a", "tier": tier} for tier in of_chunk],
+        }
+        for number, of_chunk in enumerate(tiers)
+        for rank in range(world_size)
+    ]
+    return json.dumps({"chunks": len(tiers), "results": results}).encode()
 
 
 class Answer:
@@ -191,7 +202,7 @@ async def test_in_process_names_know_no_salt(tmp_path, clock):
     cache = LmcacheFs(config, "m", lambda: "/m", LOG, clock)
     await cache.mount.probe()
     for digest in cache._hasher(cache.names).hashes(PROMPT):
-        (tmp_path / cache.names.of(digest, 0)).write_bytes(b"")
+        (tmp_path / cache.names.of(digest, 0)).write_bytes(b"kv")
     assert (await found(cache, PROMPT, salt="a")).num_tokens == 96
     assert (await found(cache, PROMPT, lora="adapter")).num_tokens == 96
     cache.close()
@@ -211,7 +222,7 @@ async def test_a_chunk_counts_only_with_all_ranks_of_it(tmp_path, clock):
     for number, digest in enumerate(digests):
         for rank in (0, 1):
             if (number, rank) != (5, 1):
-                (tmp_path / cache.names.of(digest, rank)).write_bytes(b"")
+                (tmp_path / cache.names.of(digest, rank)).write_bytes(b"kv")
     assert (await found(cache, PROMPT)).num_chunks == 5
     cache.close()
 
@@ -224,7 +235,7 @@ async def test_several_base_paths_are_one_pool(tmp_path, clock):
     cache = LmcacheFs(config, "m", lambda: "/m", LOG, clock)
     await cache.mount.probe()
     for digest in cache._hasher(cache.names).hashes(PROMPT):
-        (folders[abs(digest) % 3] / cache.names.of(digest, 0)).write_bytes(b"")
+        (folders[abs(digest) % 3] / cache.names.of(digest, 0)).write_bytes(b"kv")
     assert (await found(cache, PROMPT)).num_tokens == 96
     cache.close()
 
@@ -232,8 +243,9 @@ async def test_several_base_paths_are_one_pool(tmp_path, clock):
 async def test_a_salt_that_no_file_can_have_is_no_fault_of_the_mount(tmp_path, clock):
     cache, _ = of_kind("lmcache_fs", tmp_path, clock)
     await cache.mount.probe()
-    for salt in ("a\0b", "x" * 500, "\ud800"):
-        assert (await found(cache, PROMPT, salt=salt)).num_tokens == 0
+    for salt in ("a\0b", "../a", "x" * 500, "\ud800"):
+        assert cache.chunks(PROMPT, "", salt) is None
+    assert (await found(cache, PROMPT, salt="\u00e4" * 128)).num_tokens == 0
     assert cache.mount.down_reason is None
     cache.close()
 
@@ -269,7 +281,7 @@ async def test_it_says_why_nothing_ever_matches(tmp_path, clock):
     )
     cache = LmcacheFs(config, "m", lambda: "/other", log, clock)
     await cache.mount.probe()
-    (tmp_path / f"-SEP-m@0x01000100@0@{0:064x}.data").write_bytes(b"")
+    (tmp_path / f"-SEP-m@0x01000100@0@{0:064x}.data").write_bytes(b"kv")
     for number in range(20):
         await found(cache, pack_tokens([number] * 100))
         await cache.canary.read(cache.mount, cache.names)
@@ -285,7 +297,7 @@ async def test_what_is_not_configured_is_read_from_a_files_name(tmp_path, clock)
     config = section(kind="lmcache_fs", paths=[str(tmp_path)], hash="sha256_cbor")
     cache = LmcacheFs(config, "m", lambda: "/m", LOG, clock)
     await cache.mount.probe()
-    (tmp_path / "vllm@-SEP-m@4@2@ff@half.data").write_bytes(b"")
+    (tmp_path / "vllm@-m@4@2@ff@half.data").write_bytes(b"kv")
     await cache.canary.read(cache.mount, cache.names)
     names = cache.names
     assert (names.world_size, names.dtype, names.form) == (4, "half", "0.3.9")
@@ -324,59 +336,6 @@ def test_a_pool_holds_what_its_capacity_says(clock):
     chunks = cache.chunks(PROMPT, "", "")
     cache.computed(chunks)
     assert cache.known(chunks).num_tokens == 64, "its end went first"
-
-
-async def test_the_coordinator_is_asked_by_what_it_needs_and_once(tmp_path, clock):
-    cache, put = of_kind("lmcache_coordinator", tmp_path, clock)
-    put(PROMPT)
-    directory = cache._transport
-    assert (await found(cache, PROMPT, salt="s")).num_tokens == 0
-    question = directory.questions[-1]
-    assert question["token_ids"] == list(range(100))
-    assert (question["model_name"], question["world_size"], question["cache_salt"]) == (
-        "/m",
-        1,
-        "s",
-    )
-    assert (await found(cache, PROMPT)).num_tokens == 96
-    number = len(directory.questions)
-    assert (await found(cache, PROMPT)).num_tokens == 96
-    assert len(directory.questions) == number, "its answer counts for a while"
-
-
-async def test_a_coordinator_that_fails_is_left_alone_and_asked_again_later(tmp_path, clock):
-    cache, put = of_kind("lmcache_coordinator", tmp_path, clock)
-    put(PROMPT)
-    directory = cache._transport
-    directory.fails = True
-    for _ in range(MAX_FAILURES):
-        assert (await found(cache, PROMPT)).num_tokens == 0
-    assert cache.health().down_reason == "failures"
-    assert (await found(cache, PROMPT)).num_tokens == 0
-    assert len(directory.questions) == MAX_FAILURES
-    clock.now += PAUSE_S + 1.0
-    directory.fails = False
-    assert (await found(cache, PROMPT)).num_tokens == 96
-    assert cache.health().down_reason is None
-
-
-@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"results": [{}]}', b'{"results": 3}'])
-def test_what_no_coordinator_says_is_refused(body):
-    with pytest.raises(ValueError):
-        num_shared_chunks(body)
-
-
-async def test_a_real_coordinator_is_asked_by_http(clock, engines):
-    body = json.dumps({"chunks": 1, "results": [{"placements": ["l2"]}]}).encode()
-
-    async def script(conversation):
-        await conversation.answer(body)
-
-    [replica] = await engines(ScriptedReplica(script))
-    config = section(kind="lmcache_coordinator", url=replica.url, chunk_tokens=CHUNK)
-    cache = Coordinator(config, "m", lambda: "/m", HttpToolsTransport(clock), LOG, clock)
-    assert (await found(cache, PROMPT)).num_tokens == 16
-    cache.close()
 
 
 async def test_requests_do_not_wait_for_a_mount_that_hangs(tmp_path, clock):

@@ -51,6 +51,14 @@ def test_what_is_known_bounds_the_next_look_up():
     assert chunks.span([1, 2]) == (0, 2, None)
 
 
+def test_what_is_behind_a_chunk_that_is_missing_counts_for_nothing():
+    chunks = known(Clock())
+    for key in (1, 2, 3):
+        chunks.note(key, is_there=True, digest=key)
+    chunks.refute([2], 30.0)
+    assert chunks.span([1, 2, 3]) == (1, 1, 1)
+
+
 def test_presence_lasts_long_and_absence_short():
     clock = Clock()
     chunks = known(clock)
@@ -90,6 +98,22 @@ def test_a_pool_of_known_size_loses_the_end_of_the_oldest_prompt_first():
     held.store([11, 12, 13], 1.0)
     assert held.leading_run([1, 2, 3], 2.0) == 2
     assert held.leading_run([11, 12, 13], 2.0) == 3
+
+
+def test_a_prompt_that_was_too_old_and_is_written_again_is_there_whole():
+    held = RecencySet(capacity=5, ttl_s=60.0)
+    held.store([1, 2, 3], 0.0)
+    assert held.leading_run([1, 2, 3], 70.0) == 0
+    held.store([1, 2, 3], 70.5)
+    assert held.leading_run([1, 2, 3], 70.0) == 0
+    assert held.leading_run([1, 2, 3], 71.0) == 3
+
+
+def test_what_is_there_stays_there_while_it_is_written_again():
+    held = RecencySet(capacity=5, ttl_s=60.0)
+    held.store([1], 0.0)
+    held.store([1, 2], 10.5)
+    assert held.leading_run([1, 2], 10.0) == 1
 
 
 def test_what_is_too_old_is_gone_and_what_is_not_yet_written_does_not_count():

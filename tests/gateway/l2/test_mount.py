@@ -2,10 +2,12 @@
 
 import asyncio
 import threading
+import time
 
 import pytest
 
-from gateway.l2.mount import Mount, Threads
+from gateway.l2.mount import Mount
+from gateway.threads import Threads
 from tests.support.replicas import until
 
 STALL_S = 0.05
@@ -45,6 +47,14 @@ async def test_it_is_up_after_the_first_good_probe(mount, told):
     assert mount.down_reason is None
     assert await mount.look(lambda: 7) == 7
     assert told == ["up"]
+
+
+async def test_a_loop_that_was_held_up_is_no_fault_of_the_mount(mount, told):
+    await mount.probe()
+    answer = mount.look(lambda: 7)
+    time.sleep(2 * STALL_S)  # noqa: ASYNC251 - what a long step of our own does
+    assert await answer == 7
+    assert mount.down_reason is None
 
 
 async def test_a_call_that_does_not_return_marks_it_down_within_the_stall_time(mount, told):
@@ -93,6 +103,24 @@ async def test_a_missing_directory_is_down_and_an_errors_reason_is_told(tmp_path
     mount = Mount([str(tmp_path / "nowhere")], 1, STALL_S, told.append)
     await mount.probe()
     assert mount.down_reason == "missing"
+    assert mount.down_problem == "No such file or directory"
+    mount.close()
+
+
+async def test_a_mount_that_hung_and_is_gone_now_is_told_as_gone(tmp_path, told):
+    path = tmp_path / "l2"
+    path.mkdir()
+    mount = Mount([str(path)], 1, STALL_S, told.append)
+    await mount.probe()
+    hang = Hang()
+    pending = mount.look(hang)
+    await until(lambda: mount.down_reason == "slow", "down")
+    hang.end()
+    await pending
+    path.rmdir()
+    await mount.probe()
+    assert mount.down_reason == "missing"
+    assert told == ["up", "down"]
     mount.close()
 
 
@@ -105,6 +133,7 @@ async def test_a_look_that_fails_marks_it_down(mount):
     with pytest.raises(OSError):
         await mount.look(fails)
     await until(lambda: mount.down_reason == "error", "down")
+    assert mount.down_problem == "Input/output error"
     assert mount.counts.errors == 1
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.kvevents.decode import BlocksStored, batch_events
 from gateway.l2.chunks import Algorithm, Unhashable, chunk_hasher
 from gateway.l2.file_form import Mode, NameForm, ParsedName, parse_name
-from gateway.l2.names import FileNames, path_index, why_no_match
+from gateway.l2.names import FileNames, is_salt, path_index, why_no_match
 from gateway.l2.seeds import MAX_SEED, hash_of_text
 from routing.hashing import pack_tokens
 from tests.support.captures import batches
@@ -144,17 +144,67 @@ def test_several_base_paths_share_the_chunks_by_their_hash():
     assert path_index(b"\1" * 32, 3) == 0, "the multiprocess form has one path"
 
 
+# Of tokens 0 to 15, made by that version's own code with vLLM 0.32's hashes and PYTHONHASHSEED=0.
+# Where `builtin` hashes a None, the hash is that of Python 3.12, as in the versions' images.
+WHOLE = (
+    "427775380de1a56403c11f804cb27f725681b05b56d984e75f4cd79b89fb324e",
+    "d830de3d42c00f25a2949b5d12d98642664a44872c1614c5b0147556276afc9c",
+)
 OLDER = [
-    (NameForm.V0_3_9, "vllm@-SEP-m@1@0@ff@half.data"),
-    (NameForm.V0_3_7, "vllm@-SEP-m@1@0@ff.data"),
-    (NameForm.CURRENT, "-SEP-m@1@0@ff@half.data"),
+    (
+        NameForm.V0_4_1,
+        Algorithm.SHA256_CBOR,
+        f"-SEP-opt-SEP-ml-SEP-model@1@0@{WHOLE[0]}@bfloat16.data",
+    ),
+    (
+        NameForm.V0_4_1,
+        Algorithm.BUILTIN,
+        "-SEP-opt-SEP-ml-SEP-model@1@0@6e9ca116c2360103@bfloat16.data",
+    ),
+    (
+        NameForm.V0_3_13,
+        Algorithm.SHA256_CBOR,
+        f"-SEP-opt-SEP-ml-SEP-model@1@0@{WHOLE[1]}@bfloat16.data",
+    ),
+    (
+        NameForm.V0_3_10,
+        Algorithm.BUILTIN,
+        "vllm@-SEP-opt-SEP-ml-SEP-model@1@0@7733fb4ad2cf185d@bfloat16.data",
+    ),
+    (
+        NameForm.V0_3_9,
+        Algorithm.BUILTIN,
+        "vllm@-opt-ml-model@1@0@7733fb4ad2cf185d@bfloat16.data",
+    ),
+    (
+        NameForm.V0_3_7,
+        Algorithm.BUILTIN,
+        "vllm@-opt-ml-model@1@0@7733fb4ad2cf185d.data",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("form", "name"), OLDER)
-def test_names_of_older_versions(form, name):
-    assert FileNames(Mode.IN_PROCESS, "/m", dtype="half", form=form).of(255, 0) == name
-    assert parse_name(name).form is form
+@pytest.mark.parametrize(("form", "algorithm", "name"), OLDER)
+def test_names_of_older_versions(form, algorithm, name):
+    names = FileNames(Mode.IN_PROCESS, "/opt/ml/model", form=form)
+    [digest, *_] = chunk_hasher(algorithm, 16, 0, form).hashes(TOKENS)
+    assert names.of(digest, 0) == name
+    parsed = parse_name(name)
+    assert parsed.form.shape is form.shape
+    assert "hashes" in why_no_match(names, [parsed]), "all other parts agree"
+
+
+def test_hashes_of_older_versions_are_chained():
+    hashes = list(chunk_hasher(Algorithm.SHA256_CBOR, 16, 0, NameForm.V0_3_13).hashes(TOKENS))
+    assert hashes[2].hex() == "ee4c34c217da17ac84268f864db16efed5fcefe10fcc4a9625a719adc68e654f"
+    builtin = list(chunk_hasher(Algorithm.BUILTIN, 16, 0, NameForm.V0_3_9).hashes(TOKENS))
+    assert [f"{x:x}" for x in builtin[1:]] == ["-25406c296b203494", "40ded8b70154706e"]
+
+
+@pytest.mark.parametrize("salt", ["a/b", "a\\b", "a@b", "a\0b", "\ud800", "x" * 129])
+def test_salts_that_lmcache_refuses(salt):
+    assert not is_salt(salt)
+    assert is_salt("tenant-a")
 
 
 names = st.builds(
@@ -228,6 +278,7 @@ FOUND = ParsedName(Mode.IN_PROCESS, NameForm.CURRENT, "/opt/ml/model", 1, 0, "ff
         (FileNames(Mode.IN_PROCESS, "qwen", dtype="half"), "model_path"),
         (FileNames(Mode.IN_PROCESS, "/opt/ml/model", 2, dtype="half"), "world_size"),
         (FileNames(Mode.IN_PROCESS, "/opt/ml/model"), "dtype"),
+        (FileNames(Mode.IN_PROCESS, "/opt/ml/model", form=NameForm.V0_3_9), "name_form"),
         (FileNames(Mode.IN_PROCESS, "/opt/ml/model", dtype="half"), "PYTHONHASHSEED"),
     ],
 )

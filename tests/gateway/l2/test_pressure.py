@@ -3,9 +3,12 @@
 import logging
 
 from gateway.config.shared_cache import StorageConfig
+from gateway.l2.base import PoolHealth
 from gateway.l2.mount import Mount
-from gateway.l2.pressure import Pressure, storage_state
+from gateway.l2.pressure import Pressure, StorageState, storage_state
+from gateway.l2.showing import show_shared, show_storage
 from gateway.observability.logging import EventLog
+from gateway.observability.metrics import Metrics
 from gateway.proxy.transport import HttpToolsTransport
 from tests.support.replicas import ScriptedReplica
 
@@ -69,6 +72,47 @@ async def test_a_source_that_is_away_is_counted_and_the_others_tell(engines):
     await pressure.read()
     assert log.events == [("shared_storage_ill", 1.0), ("shared_storage_well", 0.0)]
     pressure.close()
+
+
+async def test_storage_that_tells_nothing_any_more_is_not_well_for_that(engines):
+    [source] = await engines(Source(None))
+    config = StorageConfig(metrics_urls=(source.url,), timeout_s=5.0)
+    log = Log()
+    pressure = Pressure(config, None, HttpToolsTransport(lambda: 0.0), log, "m")
+    await pressure.read()
+    source.page = b""
+    await pressure.read()
+    assert log.events == [("shared_storage_ill", 1.0)]
+    pressure.close()
+
+
+class SharedModel:
+    key = "m"
+
+    def __init__(self, shared):
+        self.shared = shared
+
+
+class Down:
+    def health(self):
+        return PoolHealth(known_chunks=7, down_reason="slow", num_downs=1)
+
+
+def test_what_nobody_tells_any_more_has_no_sample():
+    metrics = Metrics()
+    show_shared(metrics.shared, SharedModel(Down()))
+    show_storage(metrics.storage, SharedModel(None), StorageState(capacity_bytes=5.0))
+    page = metrics.page().decode()
+    assert 'warmroute_shared_cache_down{model="m"} 1.0' in page
+    assert 'warmroute_shared_storage_capacity_bytes{model="m"} 5.0' in page
+    show_shared(metrics.shared, SharedModel(None))
+    show_storage(metrics.storage, SharedModel(None), StorageState(unreachable=1))
+    page = metrics.page().decode()
+    assert "shared_cache_down{" not in page
+    assert "storage_capacity_bytes{" not in page
+    assert 'warmroute_shared_storage_unreachable_sources{model="m"} 1.0' in page
+    show_storage(metrics.storage, SharedModel(None), None)
+    assert "sources{" not in metrics.page().decode()
 
 
 async def test_without_sources_the_mount_says_how_full_it_is(tmp_path):

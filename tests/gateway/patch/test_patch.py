@@ -310,11 +310,31 @@ def test_a_configuration_file_of_lmcaches_is_worth_a_note(tmp_path, capsys):
     assert "note: Deployment engines: LMCACHE_CONFIG_FILE is set" in err
 
 
+@pytest.mark.parametrize("chunk", ["256k", "0", "-1", ""])
+def test_a_chunk_that_is_no_number_is_refused(tmp_path, capsys, chunk):
+    variable = {"name": "LMCACHE_CHUNK_SIZE", "value": chunk}
+    text = edited(lambda pod: pod["containers"][0]["env"].append(variable))
+    for options in (["--diff"], ["--verify", "--live", "none.yaml"]):
+        status, _, err = patch(text, tmp_path, capsys, *options)
+        assert status == 2
+        assert "LMCACHE_CHUNK_SIZE" in err
+
+
+@pytest.mark.parametrize(
+    ("option", "word"), [("--seed", "abc"), ("--seed", "4294967296"), ("--hash", "sha256-cbor")]
+)
+def test_words_that_an_engine_would_not_understand_are_refused(tmp_path, capsys, option, word):
+    with pytest.raises(SystemExit) as ended:
+        patch(DEPLOYMENT, tmp_path, capsys, option, word)
+    assert ended.value.code == 2
+    assert word in capsys.readouterr().err
+
+
 # Where it writes.
 
 
 def test_it_reads_standard_input(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO(DEPLOYMENT))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(DEPLOYMENT.encode())))
     assert main(["patch-deployment", "-"]) == 0
     assert variables_of(engine_in(capsys.readouterr().out))["PYTHONHASHSEED"] == "0"
 
@@ -328,6 +348,14 @@ def test_it_writes_in_place_or_elsewhere_with_the_line_ends_that_were_there(tmp_
     assert text.count("\n") == text.count("\r\n") > windows.count("\n")
     assert patch(windows, tmp_path, capsys, "--in-place") == (0, "", "")
     assert file.read_bytes() == other.read_bytes()
+
+
+def test_in_a_file_of_mixed_line_ends_each_line_keeps_its_own(tmp_path, capsys):
+    mixed = DEPLOYMENT.replace("replicas: 2\n", "replicas: 2\r\n")
+    assert patch(mixed, tmp_path, capsys, "--in-place") == (0, "", "")
+    lines = (tmp_path / "engines.yaml").read_bytes().decode().split("\n")
+    assert [line for line in lines if line.endswith("\r")] == ["  replicas: 2\r"]
+    assert patch(mixed.replace("\n", "\r\n", 1), tmp_path, capsys)[0] == 0
 
 
 def test_a_diff_shows_what_would_change_and_writes_nothing(tmp_path, capsys):
@@ -449,7 +477,7 @@ def test_a_wrong_option_is_told(arguments, why, tmp_path, capsys):
 
 # Whatever is there before, twice is once, and nothing else is lost.
 
-names = st.sampled_from(["A", "LMCACHE_REMOTE_URL", "PYTHONHASHSEED", "LMCACHE_CHUNK_SIZE", "B"])
+names = st.sampled_from(["A", "LMCACHE_REMOTE_URL", "PYTHONHASHSEED", "LMCACHE_REMOTE_SERDE", "B"])
 variables = st.lists(
     st.builds(lambda n, v: {"name": n, "value": v}, names, st.sampled_from(["", "1", "x y", "'"])),
     max_size=4,

@@ -5,7 +5,7 @@ import copy
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.patch.yamltext import CannotChange, Part, read, rewrite, split
@@ -157,6 +157,7 @@ things = st.recursive(
     st.dictionaries(keys, things, min_size=1, max_size=4),
     st.booleans(),
 )
+@settings(deadline=None)  # a machine that is busy takes its time
 def test_it_says_what_was_wanted_or_refuses(old: dict, new: dict, flow: bool):
     text = yaml.safe_dump(old, sort_keys=False, default_flow_style=flow or None)
     with contextlib.suppress(CannotChange):
