@@ -13,12 +13,11 @@ class Admission:
     """A gate with a bounded queue in front of it, fair between API keys.
 
     Args:
-        limits: Places at the replicas, places in the queue, and how long one may wait there; a
-            reload puts others in their place.
+        limits: Places at the replicas, places in the queue, and how long one may wait there.
     """
 
     def __init__(self, limits: LimitsConfig) -> None:
-        self.limits = limits
+        self._limits = limits
         self._num_inside = 0
         self._num_waiting = 0
         # Keys take turns: the first one gives one request, then goes to the end of the line.
@@ -34,6 +33,11 @@ class Admission:
         """Requests in the queue."""
         return self._num_waiting
 
+    def configure(self, limits: LimitsConfig) -> None:
+        """Put other limits in force. Whoever is in stays, also where there are fewer places."""
+        self._limits = limits
+        self._let_in()
+
     async def enter(self, key_name: str) -> None:
         """Take a place for one request; give it back with `leave`.
 
@@ -44,36 +48,40 @@ class Admission:
             Overloaded: The queue is full. No place was taken.
             QueueTimeout: The wait was too long. No place was taken.
         """
-        if self._num_inside < self.limits.max_in_flight:
+        if self._num_inside < self._limits.max_in_flight:
             self._num_inside += 1
         else:
             await self._wait(key_name)
 
     def leave(self) -> None:
-        """Give a place back: straight to whoever is next."""
-        while self._line:
+        """Give a place back."""
+        self._num_inside -= 1
+        self._let_in()
+
+    def _let_in(self) -> None:
+        """Give free places to those who wait, so that nobody who comes later finds one."""
+        while self._line and self._num_inside < self._limits.max_in_flight:
             key_name, waiting = self._line.popitem(last=False)
             turn = waiting.popleft()
             if waiting:
                 self._line[key_name] = waiting
             if not turn.done():
                 turn.set_result(None)
-                return
-        self._num_inside -= 1
+                self._num_inside += 1
 
     async def _wait(self, key_name: str) -> None:
-        if self._num_waiting >= self.limits.queue_requests:
+        if self._num_waiting >= self._limits.queue_requests:
             raise Overloaded("Too many requests at once (limits.max_in_flight).")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._line.setdefault(key_name, deque()).append(turn)
         self._num_waiting += 1
         try:
-            async with asyncio.timeout(self.limits.queue_timeout_s):
+            async with asyncio.timeout(self._limits.queue_timeout_s):
                 await turn
         except BaseException as error:
             self._give_up(key_name, turn)
             if isinstance(error, TimeoutError):
-                message = f"No place within {self.limits.queue_timeout_s:g} s."
+                message = f"No place within {self._limits.queue_timeout_s:g} s."
                 raise QueueTimeout(message) from None
             raise
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from gateway.prompting import Prompting
 from gateway.proxy.transport import Origin
 from gateway.replicas.discovery.base import Found
 from gateway.replicas.registry import Replica
+from gateway.threads import run_apart
 from routing.types import ReplicaId
 
 
@@ -72,7 +72,6 @@ class Tokenizers:
     """The tokenizers in use, each loaded once, in threads.
 
     Args:
-        executor: Loads them.
         log: Gets one line for each, also where a gateway has to start without.
         cache_bytes: Bound on what is kept of prompts.
 
@@ -80,8 +79,7 @@ class Tokenizers:
         cache: What is kept of prompts, of all models.
     """
 
-    def __init__(self, executor: ThreadPoolExecutor, log: EventLog, cache_bytes: int) -> None:
-        self._executor = executor
+    def __init__(self, log: EventLog, cache_bytes: int) -> None:
         self.cache = ByteCache(cache_bytes)
         self._log = log
         self._tokenizer_by_format: dict[_Format, ModelTokenizer | None] = {}
@@ -102,18 +100,18 @@ class Tokenizers:
         """
         which = _format(name, engine)
         known = self._tokenizer_by_format.get(which)
-        loop = asyncio.get_running_loop()
         try:
             if known is None:
-                load = partial(load_tokenizer, name, engine, self.cache)
-                known = await loop.run_in_executor(self._executor, load)
+                known = await run_apart(partial(load_tokenizer, name, engine, self.cache), "load")
                 self._tokenizer_by_format[which] = known
                 self._tell(name, known)
-            return await loop.run_in_executor(self._executor, known.for_engine, engine)
+            return await run_apart(partial(known.for_engine, engine), "load")
         except TokenizerUnavailable as problem:
             if required:
                 raise ConfigError([Problem("", "tokenizer", str(problem))]) from None
-            self._log.warning("tokenizer_unavailable", tokenizer=name, problem=str(problem))
+            self._log.warning(
+                "tokenizer_unavailable", tokenizer=name, problem=str(problem), cure=_CURE
+            )
             self._tokenizer_by_format.setdefault(which, None)
             return None
 
@@ -129,6 +127,12 @@ class Tokenizers:
     def is_known(self, name: str) -> bool:
         """Return whether a running model asked for it, in vain or not."""
         return any(which[0] == name for which in self._tokenizer_by_format)
+
+
+_CURE = (
+    "until `warmroute reload` or a restart finds it, its models' prompts are routed by their first "
+    "bytes"
+)
 
 
 async def build_models(

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from gateway import cli_admin, cli_l2
-from gateway.config.check import EXIT_VALID, check_file
+from gateway.config.check import check_file
 from gateway.config.errors import ConfigError
 from gateway.config.load import config_from_flags, load_config
 from gateway.config.models import GatewayConfig
@@ -56,7 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="run the gateway")
     serve.add_argument("--config", metavar="FILE", help="configuration, YAML")
-    serve.add_argument("--replica", metavar="URL", action="append", help="repeat for more")
+    serve.add_argument(
+        "--replica", metavar="URL", action="append", help="http://HOST:PORT, repeat for more"
+    )
     serve.add_argument("--tokenizer", metavar="DIR_OR_ID", help="with --replica: the model's own")
     serve.add_argument("--policy", choices=sorted(POLICIES), help="with --replica")
     serve.add_argument("--host", help="with --replica: address of the public listener")
@@ -84,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(given: argparse.Namespace) -> int:
     status = check_file(given.file, os.environ, sys.stdout)
-    if status != EXIT_VALID or not given.connect:
+    if status != EXIT_OK or not given.connect:
         return status
     _quiet_libraries()
     from gateway.connect import check_fleet  # noqa: PLC0415 - needs a second to import
@@ -142,10 +144,9 @@ def _config(given: argparse.Namespace) -> GatewayConfig:
 
 
 def _num_workers(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= MAX_WORKERS:
-        raise argparse.ArgumentTypeError(f"must be from 1 to {MAX_WORKERS}, got {number}")
-    return number
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_WORKERS:
+        raise argparse.ArgumentTypeError(f"must be from 1 to {MAX_WORKERS}, got {text!r}")
+    return int(text)
 
 
 def _usage(problem: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from urllib.parse import quote
 
 from gateway.config.fields import DEFAULT_ADMIN
+from gateway.errors import PathNotFound
 from gateway.exits import EXIT_FAILED, EXIT_OK
 
 # For an answer from memory. A drain adds what it may wait.
@@ -35,7 +36,7 @@ def add_commands(commands: Any) -> None:
         command.add_argument("--reason", default="", help="one line for whoever looks at it next")
         command.set_defaults(admin_call=_hold)
     drain.add_argument(
-        "--wait", metavar="S", type=float, default=0.0, help="wait until nothing is in flight"
+        "--wait", metavar="S", type=_seconds, default=0.0, help="wait until nothing is in flight"
     )
     uncordon.set_defaults(admin_call=lambda given: ("POST", _path(given, "uncordon"), None))
     weight.add_argument("weight", metavar="W", help="a number above 0, or `configured`")
@@ -66,26 +67,38 @@ def call(given: argparse.Namespace, out: TextIO, err: TextIO) -> int:
         The exit code: 1 where the gateway cannot be reached or refuses, or where a replica that
         was waited for is not drained.
     """
-    import httpx  # noqa: PLC0415 - 0.15 s that other commands need not wait
-
-    method, path, body = given.admin_call(given)
-    timeout_s = _TIMEOUT_S + getattr(given, "wait", 0.0)
-    url = f"{given.admin.rstrip('/')}/admin/{path}"
-    try:
-        answer = httpx.request(method, url, json=body, timeout=timeout_s, trust_env=False)
-        told = answer.json()
-        problem = None if answer.status_code == HTTPStatus.OK else told["error"]["message"]
-    except (KeyError, TypeError, httpx.HTTPError, httpx.InvalidURL, ValueError):
+    told = _ask(given)
+    if told is None:
         err.write(f"warmroute: no admin API answers at {given.admin}, see --admin\n")
         return EXIT_FAILED
-    if problem is not None:
-        problems = [problem, *told["error"].get("problems", ())]
+    refused = told.get("error")
+    if refused is not None:
+        problems = [refused["message"], *refused.get("problems", ())]
         err.writelines(f"warmroute: {line}\n" for line in problems)
         return EXIT_FAILED
     lines = [json.dumps(told, indent=2)] if given.json else _shown(told)
     out.writelines(f"{line}\n" for line in lines)
     waited = getattr(given, "wait", 0.0) > 0
     return EXIT_FAILED if waited and not told["drained"] else EXIT_OK
+
+
+def _ask(given: argparse.Namespace) -> dict[str, Any] | None:
+    """Return the answer to a command's request; None where no admin API answers."""
+    import httpx  # noqa: PLC0415 - 0.15 s that other commands need not wait
+
+    method, path, body = given.admin_call(given)
+    timeout_s = _TIMEOUT_S + getattr(given, "wait", 0.0)
+    base = given.admin if "://" in given.admin else f"http://{given.admin}"
+    url = f"{base.rstrip('/')}/admin/{path}"
+    try:
+        answer = httpx.request(method, url, json=body, timeout=timeout_s, trust_env=False)
+        told: dict[str, Any] = answer.json()
+        if answer.status_code == HTTPStatus.OK:
+            return told
+        # The public listener has none of these paths.
+        return None if told["error"]["reason"] == PathNotFound.reason else told
+    except (KeyError, TypeError, httpx.HTTPError, httpx.InvalidURL, ValueError):
+        return None
 
 
 def _on_replica(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
@@ -111,12 +124,23 @@ def _flush(given: argparse.Namespace) -> tuple[str, str, Any]:
 def _weigh(given: argparse.Namespace) -> tuple[str, str, Any]:
     if given.weight == "configured":
         return "DELETE", _path(given, "weight"), None
-    try:
-        number = float(given.weight)
-    except ValueError:
-        number = nan
+    number = _number(given.weight)
     # The gateway says what is wrong with a text that is no number.
     return "PUT", _path(given, "weight"), {"weight": number if isfinite(number) else given.weight}
+
+
+def _seconds(text: str) -> float:
+    number = _number(text)
+    if not isfinite(number):
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text!r}")
+    return number
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return nan
 
 
 def _shown(told: Mapping[str, Any]) -> Iterator[str]:
@@ -127,6 +151,8 @@ def _shown(told: Mapping[str, Any]) -> Iterator[str]:
         return
     if "flushed" in told:
         yield from (f"{model}: {number} forgotten" for model, number in told["flushed"].items())
+        if not told["flushed"]:
+            yield "no model has a shared_cache"
         return
     if "replicas" not in told:
         yield from _table([_row(told)])

@@ -14,6 +14,7 @@ from gateway.config.fleet import model_key
 from gateway.config.models import GatewayConfig, ModelConfig
 from gateway.engines import vllm
 from gateway.errors import UpstreamError
+from gateway.exits import EXIT_FAILED, EXIT_OK
 from gateway.l2.inspecting import inspect_pool
 from gateway.proxy.tls import client_context
 from gateway.proxy.transport import HttpToolsTransport
@@ -27,9 +28,6 @@ from gateway.replicas.findings import CURE_BY_SHARED_ADDRESS
 from gateway.replicas.learning import Learner
 from gateway.replicas.registry import Replica
 from routing.types import ReplicaId
-
-EXIT_FITS = 0
-EXIT_PROBLEMS = 1  # the file is valid, and the fleet is not what it says
 
 # A list of a large namespace, or two tries of a name server.
 DISCOVERY_TIMEOUT_S = 10.0
@@ -71,12 +69,14 @@ async def check_fleet(config: GatewayConfig, out: TextIO) -> int:
         num_problems += await _ask_all(model, replicas, config.health.timeout_s, out)
         num_problems += await inspect_pool(model, replicas, out)
     if config.index.backend == "redis":
-        lines, found = await look(config.index, dialing_of(config.index, time.monotonic, Random()))
+        index = config.index
+        dialing = dialing_of(index, time.monotonic, Random(), lambda: index.lookup_timeout_s)
+        lines, found = await look(index, dialing)
         out.writelines(f"{line}\n" for line in lines)
         num_problems += found
     ending = "1 problem" if num_problems == 1 else f"{num_problems or 'no'} problems"
     out.write(f"  {ending}\n")
-    return EXIT_PROBLEMS if num_problems else EXIT_FITS
+    return EXIT_FAILED if num_problems else EXIT_OK
 
 
 async def _first(discovery: Discovery) -> Snapshot | None:

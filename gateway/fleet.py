@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from math import inf
 from typing import Any
 
 from gateway.assembly import Parts
@@ -11,9 +11,10 @@ from gateway.kvevents.follow import Followers
 from gateway.kvevents.subscriber import KvEventStream
 from gateway.l2.showing import shared_status, show_prices, show_shared, show_storage
 from gateway.models import Models
+from gateway.observability.metrics import Metrics
 from gateway.replicas.contradictions import Fact
 from gateway.replicas.feeds import Feeds
-from gateway.replicas.registry import Replica
+from gateway.replicas.registry import Registry, Replica
 from gateway.replicas.report import FleetReport
 from gateway.replicas.state import ReplicaState
 from gateway.shared.exchange import Exchange
@@ -23,6 +24,34 @@ from routing.types import ReplicaId
 # What was counted of a replica that left is shown for so long: some scrapes, also slow ones. Pods
 # have new names every time, and a fleet that scales would fill the page with them.
 COUNTERS_KEPT_S = 600.0
+
+
+class Departed:
+    """Forgets what was counted of replicas that left, after `COUNTERS_KEPT_S`.
+
+    Args:
+        registry: Tells who is back by then.
+        metrics: Of the gateway.
+    """
+
+    def __init__(self, registry: Registry, metrics: Metrics) -> None:
+        self._registry = registry
+        self._metrics = metrics
+        self._timer_by_id: dict[ReplicaId, asyncio.TimerHandle] = {}
+
+    def left(self, replica_id: ReplicaId) -> None:
+        """Note that a replica left."""
+        before = self._timer_by_id.pop(replica_id, None)
+        if before is not None:
+            before.cancel()
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(COUNTERS_KEPT_S, self._forget, replica_id)
+        self._timer_by_id[replica_id] = timer
+
+    def _forget(self, replica_id: ReplicaId) -> None:
+        del self._timer_by_id[replica_id]
+        if self._registry.get(replica_id) is None:
+            self._metrics.forget_counters(replica_id)
 
 
 class FleetView:
@@ -39,14 +68,13 @@ class FleetView:
         self._models = models
         self._registry, self._book, self._index = parts.registry, parts.book, parts.index
         self._loads, self._exchange = parts.loads, exchange
-        self._pools = parts.shared_pools
+        self._pools, self._admission = parts.shared_pools, parts.admission
         self._followers = followers
         self._feeds = feeds
         self._metrics = parts.metrics
         self._now = parts.now
         self._report = FleetReport(parts.registry, parts.book, parts.loads, parts.now)
-        self._shown: set[ReplicaId] = set()
-        self._forgotten_until = -inf
+        self._shown: set[tuple[str, str]] = set()
 
     def page(self) -> bytes:
         """Return the metrics page, with gauges of now."""
@@ -56,11 +84,13 @@ class FleetView:
     def refresh(self) -> None:
         """Bring the gauges up to date."""
         metrics, now = self._metrics, self._now()
-        current = {replica.replica_id for replica in self._registry}
-        for replica_id in self._shown - current:
-            metrics.forget_gauges(replica_id)
+        metrics.request.admitted.set(self._admission.num_inside)
+        metrics.request.queued.set(self._admission.num_waiting)
+        replicas = [("replica", str(replica.replica_id)) for replica in self._registry]
+        current = {*replicas, *(("model", model.key) for model in self._models())}
+        for label, value in self._shown - current:
+            metrics.forget_gauges(label, value)
         self._shown = current
-        self._forget_departed(now - COUNTERS_KEPT_S)
         for replica in self._registry:
             load = self._book.snapshot(replica.replica_id, now)
             metrics.replica.in_flight.labels(replica.replica_id).set(load.in_flight)
@@ -122,13 +152,6 @@ class FleetView:
             gauge.labels(replica_id).set(number)
         for reason, num_blocks in translator.skipped.items():
             metrics.skipped.labels(replica_id, reason).set(num_blocks)
-
-    def _forget_departed(self, until: float) -> None:
-        for left in self._registry.departures:
-            is_due = self._forgotten_until < left.at <= until
-            if is_due and self._registry.get(left.replica_id) is None:
-                self._metrics.forget_counters(left.replica_id)
-        self._forgotten_until = until
 
     def _refresh_findings(self, replica: Replica) -> None:
         metrics, contradicted = self._metrics.replica, {c.fact for c in replica.contradictions}

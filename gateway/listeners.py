@@ -66,6 +66,11 @@ class Listeners:
         """Where the admin listener is reached from this machine."""
         return url_of(self._admin_socket)
 
+    @property
+    def drain_s(self) -> float:
+        """Seconds that running requests get to end, once `stop` is called."""
+        return self.public.drain.limit_s
+
     def accept(self) -> None:
         """Take clients' connections from now on, where that had to wait."""
         self._accepting.set()
@@ -87,7 +92,11 @@ class Listeners:
         await self._stopping.wait()
 
     def configure(self, config: GatewayConfig) -> None:
-        """Put other limits, drain times and a renewed certificate in force, for new connections."""
+        """Put other limits, drain times and a renewed certificate in force, for new connections.
+
+        Raises:
+            TlsError: The certificate cannot be used. Nothing has changed.
+        """
         self.public.configure(_limits(config), _drain(config))
         self.admin.configure(_limits(config), _ADMIN_DRAIN)
 

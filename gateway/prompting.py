@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,6 +17,7 @@ from gateway.prompt.rendering import Renderer
 from gateway.prompt.verified import CheckedPrompts, Prompts, ToldPrompts
 from gateway.replicas.registry import Replica
 from gateway.replicas.tokens import ReplicaTokens
+from gateway.threads import run_apart
 
 # What `engine.renderer: replica` stands for where the tokenizer's folder does not say it.
 _SAID_SO = "configured"
@@ -91,8 +91,7 @@ class Prompting:
             return says_so
         found: str | None = MISTRAL
         if renderer != "mistral":
-            loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(self._executor, rendered_by_code, model.tokenizer)
+            found = await run_apart(partial(rendered_by_code, model.tokenizer), "load")
         if found == MISTRAL and tokenizer is not None:
             return says_so  # rendered here, by the engine's own library
         return found or says_so

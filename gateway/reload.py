@@ -27,6 +27,11 @@ MAX_FILE_BYTES = 16 * 1024 * 1024
 MAX_LOGGED_CHANGES = 50
 
 Commit = Callable[[], None]
+"""Puts a configuration in force in one step.
+
+Raises:
+    ConfigError: A certificate is another one than a moment ago, and no good. Nothing has changed.
+"""
 Prepare = Callable[[GatewayConfig], Awaitable[Commit]]
 """Builds all that a configuration needs and that can fail; the result puts it in force.
 
@@ -89,11 +94,12 @@ class Reloader:
         self._metrics.needs_restart.set(0)
         self._metrics.loaded_at.set_to_current_time()
 
-    async def reload(self, trigger: str) -> Reloaded:
+    async def reload(self, trigger: str, *, anew: bool = True) -> Reloaded:
         """Load the file and put it in force. Running requests end as they began.
 
         Args:
             trigger: Who asked, in one word: `file`, `signal` or `operator`.
+            anew: Also where it says what it said before: the files that it names may be others.
 
         Raises:
             NoConfigFile: There is none.
@@ -106,14 +112,14 @@ class Reloader:
                 # 300 replicas of YAML take 40 ms: in a thread, or every stream would stop so long.
                 said = await asyncio.to_thread(load_config, str(self._file), os.environ)
                 wanted = self._adapt(said)
-                running = restart_values(self._running, wanted)
                 changes = tuple(differences(self._wanted, wanted))
-                commit = await self._prepare(running)
+                if changes or anew:
+                    running = restart_values(self._running, wanted)
+                    (await self._prepare(running))()
+                    self._wanted, self._running = wanted, running
             except ConfigError as error:
                 self._refused(trigger, error)
                 raise ConfigInvalid([str(problem) for problem in error.problems]) from None
-            commit()
-            self._wanted, self._running = wanted, running
             return self._applied(trigger, changes)
 
     async def watch(self) -> None:
@@ -124,15 +130,15 @@ class Reloader:
         while True:
             renewed = certificates.look(tls_files(self._running))
             if file.look() is not None or renewed:
-                await self.reload_quietly("file")
+                await self.reload_quietly("file", anew=renewed)
             if file.just_lost:
                 self._refused("file", file.problem)
             await asyncio.sleep(LOOK_INTERVAL_S)
 
-    async def reload_quietly(self, trigger: str) -> None:
+    async def reload_quietly(self, trigger: str, *, anew: bool = True) -> None:
         """Reload where nobody waits for an answer: the log and the metrics tell what came of it."""
         try:
-            await self.reload(trigger)
+            await self.reload(trigger, anew=anew)
         except NoConfigFile as error:
             self._log.warning("config_not_reloaded", trigger=trigger, problem=error.message)
         except ConfigInvalid:

@@ -137,4 +137,4 @@ class Gateway:
 
     async def _tell_of_stop(self) -> None:
         await self._listeners.stopping()
-        self._log.info("stopping", drain_s=self._config.timeouts.drain_s)
+        self._log.info("stopping", drain_s=self._listeners.drain_s)

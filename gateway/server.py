@@ -15,6 +15,7 @@ import uvicorn
 
 from gateway.api.asgi import AsgiApp
 from gateway.api.probes import starting
+from gateway.certificates import check_listener
 from gateway.config.access import ListenTlsConfig
 from gateway.http import ConnectionLimits, LimitedProtocol
 
@@ -142,12 +143,15 @@ class Server(uvicorn.Server):
         limits: Of client connections.
         drain: How long it serves on once `stop` was called.
         tls: Certificate and key files; None for plain HTTP.
+
+    Attributes:
+        drain: In force now.
     """
 
     def __init__(
         self, limits: ConnectionLimits, drain: DrainTimes, tls: ListenTlsConfig | None = None
     ) -> None:
-        self._drain_times = drain
+        self.drain = drain
         self._tls = tls
         self._stopping = asyncio.Event()
         self._at_once = False
@@ -174,11 +178,16 @@ class Server(uvicorn.Server):
         self.config.app = self.config.loaded_app = cast("Any", app)
 
     def configure(self, limits: ConnectionLimits, drain: DrainTimes) -> None:
-        """Put other limits in force, and a certificate that was renewed, for new connections."""
-        self._drain_times = drain
-        self.config.http_protocol_class = self._protocol(limits)
+        """Put other limits in force, and a certificate that was renewed, for new connections.
+
+        Raises:
+            TlsError: The certificate cannot be used. Nothing has changed.
+        """
         if self._tls is not None and self.config.ssl is not None:
+            check_listener(self._tls)  # what fails below would leave half of a pair behind
             self.config.ssl.load_cert_chain(self._tls.cert_file, self._tls.key_file)
+        self.drain = drain
+        self.config.http_protocol_class = self._protocol(limits)
 
     def _protocol(self, limits: ConnectionLimits) -> type[asyncio.Protocol]:
         protocol = partial(LimitedProtocol, limits, self._stopping.is_set)
@@ -228,8 +237,8 @@ class Server(uvicorn.Server):
         began = clock()
         for connection in self._connections():
             connection.keep_alive_no_longer()
-        while not self._at_once and clock() < began + self._drain_times.limit_s:
-            if clock() >= began + self._drain_times.notice_s:
+        while not self._at_once and clock() < began + self.drain.limit_s:
+            if clock() >= began + self.drain.notice_s:
                 if not self._runs():
                     return True
                 self._close_idle()

@@ -22,7 +22,7 @@ from gateway.certificates import Certificates
 from gateway.company import Company, keep_company
 from gateway.config.errors import ConfigError, Problem
 from gateway.config.models import GatewayConfig
-from gateway.fleet import FleetView
+from gateway.fleet import Departed, FleetView
 from gateway.kvevents.follow import Followers
 from gateway.kvevents.subscriber import Context
 from gateway.l2.pools import SharedPools
@@ -77,9 +77,10 @@ class Wiring:
         self._metrics, self._log, self._stack = metrics, log, stack
         self._executor = ThreadPoolExecutor(config.prepare.threads, "prepare")
         stack.callback(self._executor.shutdown, wait=False, cancel_futures=True)
-        self._tokenizers = Tokenizers(self._executor, log, config.prepare.cache_bytes)
+        self._tokenizers = Tokenizers(log, config.prepare.cache_bytes)
         metrics.prompts.follow(self._tokenizers.cache)
         registry = Registry((), config.ejection, now, self._note_state)
+        self._departed = Departed(registry, metrics)
         book = LoadBook()
         self._company = company = self._keep_company(book)
         context, index = Context(), company.index
@@ -153,7 +154,7 @@ class Wiring:
         try:
             contexts = self._certificates.load(config)
         except TlsError as error:
-            raise ConfigError([Problem("", "tls", str(error))]) from None
+            raise _unusable(error) from None
         keys = await asyncio.to_thread(load_all_keys, config.auth, os.environ)
         prompting = Prompting(self._parts, self._executor, config.prepare)
         models = await build_models(
@@ -163,12 +164,16 @@ class Wiring:
         public = build_public_api(self._parts, pipeline, self._others)
 
         def commit() -> None:
+            try:
+                self._listeners.configure(config)
+            except TlsError as error:
+                raise _unusable(error) from None
             parts = self._parts
             self._config, self._pipeline = config, pipeline
             self._prompting.close()
             self._prompting = prompting
             parts.registry.ejection = config.ejection
-            parts.admission.limits = config.limits
+            parts.admission.configure(config.limits)
             parts.budget.ratio = config.retries.budget_ratio
             parts.keys.required = config.auth.required
             parts.keys.replace(keys)
@@ -178,7 +183,6 @@ class Wiring:
             self._tokenizers.cache.resize(config.prepare.cache_bytes)
             self._tokenizers.keep(model.tokenizer for model in config.models if model.tokenizer)
             parts.shared_pools.change(config.models, models)
-            self._listeners.configure(config)
             self._listeners.public.give(public)
             prompting.start()
             self._started = True
@@ -220,6 +224,8 @@ class Wiring:
     def _note_state(self, replica: Replica) -> None:
         labels = (replica.replica_id, replica.state.value, replica.state_reason)
         self._metrics.fleet.changes.labels(*labels).inc()
+        if replica.state is ReplicaState.GONE:
+            self._departed.left(replica.replica_id)
         say = self._log.info if replica.state is ReplicaState.READY else self._log.warning
         say(
             "replica_state",
@@ -227,3 +233,7 @@ class Wiring:
             state=replica.state.value,
             reason=replica.state_reason,
         )
+
+
+def _unusable(error: TlsError) -> ConfigError:
+    return ConfigError([Problem("", "tls", str(error))])

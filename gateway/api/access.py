@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.config.access import KeyConfig
@@ -85,17 +85,28 @@ class Keys:
 
     required: bool
     now: Callable[[], float]
+    _given: Sequence[KeyConfig] = ()
     _caller_by_digest: dict[bytes, Caller] = field(default_factory=dict)
+    _rate_by_tag: dict[bytes, RateLimit] = field(default_factory=dict)
 
-    def replace(self, keys: Iterable[KeyConfig]) -> None:
-        """Put other keys in force; a key that stays keeps its rate."""
-        before = self._caller_by_digest
+    def replace(self, keys: Sequence[KeyConfig]) -> bool:
+        """Put other keys in force; a key that stays keeps its rate.
+
+        Returns:
+            Whether that is news.
+        """
+        if keys == self._given:
+            return False
+        self._given, before = keys, self._caller_by_digest
         self._caller_by_digest = {}
         for key in keys:
             digest = _digest_of(key)
             old = before.get(digest)
             rate = self._rate(key.requests_per_minute, old.rate if old else None)
             self._caller_by_digest[digest] = Caller(key.name, frozenset(key.models), rate)
+        rates = ((digest, caller.rate) for digest, caller in self._caller_by_digest.items())
+        self._rate_by_tag = {_tag(digest): rate for digest, rate in rates if rate is not None}
+        return True
 
     def _rate(self, per_minute: int | None, old: RateLimit | None) -> RateLimit | None:
         if per_minute is None:
@@ -106,14 +117,13 @@ class Keys:
 
     def taken(self) -> dict[bytes, int]:
         """Return how many requests of each key that has a rate were let in, by the key's tag."""
-        rates = ((digest, caller.rate) for digest, caller in self._caller_by_digest.items())
-        return {_tag(digest): rate.num_taken for digest, rate in rates if rate and rate.num_taken}
+        return {tag: rate.num_taken for tag, rate in self._rate_by_tag.items() if rate.num_taken}
 
     def taken_elsewhere(self, tag: bytes, number: int) -> None:
         """Count requests of a key that other gateways let in."""
-        for digest, caller in self._caller_by_digest.items():
-            if caller.rate is not None and _tag(digest) == tag:
-                caller.rate.taken_elsewhere(number, self.now())
+        rate = self._rate_by_tag.get(tag)
+        if rate is not None:
+            rate.taken_elsewhere(number, self.now())
 
     def caller(self, headers: Sequence[Header]) -> Caller:
         """Return who sent a request, and count it against its rate.

@@ -15,7 +15,7 @@ from gateway.api.asgi import ClientRequest
 from gateway.api.endpoints import find
 from gateway.api.envelope import shape_errors
 from gateway.api.probes import add_probes
-from gateway.errors import PathNotFound
+from gateway.errors import PathNotFound, PromptTooLarge
 from gateway.fleet import FleetView
 from gateway.observability.record import RequestRecord
 from gateway.pipeline import Pipeline
@@ -69,7 +69,7 @@ def build_admin_app(
         body = await request.body()
         current = pipeline()
         if len(body) > current.config.limits.max_body_bytes:
-            return Response(status_code=413)
+            raise PromptTooLarge("The body is larger than limits.max_body_bytes.")
         told = await _explain(current, request, path, api_key, body)
         return Response(told, media_type="application/json")
 

@@ -23,8 +23,11 @@ def shape_errors(app: FastAPI) -> None:
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"][1:])
-        message = f"`{field or first['loc'][0]}`: {first['msg']}."
-        return answer(InvalidRequest(message, param=field or None))
+        # A body that is not JSON, or not said to be, has no field that could be wrong.
+        if not field or first["type"] == "json_invalid":
+            message = "The body must be a JSON object, sent as `content-type: application/json`."
+            return answer(InvalidRequest(message))
+        return answer(InvalidRequest(f"`{field}`: {first['msg']}.", param=field))
 
     @app.exception_handler(GatewayError)
     async def ours(_: Request, error: GatewayError) -> Response:

@@ -42,24 +42,31 @@ async def watch_keys(auth_now: Callable[[], AuthConfig], keys: Keys, log: EventL
         log: Gets one line for each change.
     """
     file: WatchedFile | None = None
+    auth: AuthConfig | None = None
     while True:
-        auth = auth_now()
+        before, auth = auth, auth_now()
         if auth.keys_file is None:
             file = None
-        elif file is None or str(file.path) != auth.keys_file:
-            file = WatchedFile(Path(auth.keys_file), MAX_FILE_BYTES)
-            file.look()  # whoever put the section in force has read it
-        elif file.look() is not None:
-            _load(auth, keys, log)
-        if file is not None and file.just_lost:
-            log.warning("keys_file_broken", problem=file.problem)
+        else:
+            if file is None or str(file.path) != auth.keys_file:
+                file = WatchedFile(Path(auth.keys_file), MAX_FILE_BYTES)
+            # Whoever put another section in force read the file before that, perhaps long before:
+            # between the two, tokenizers were loaded.
+            if file.look() is not None or auth is not before:
+                await _load(auth_now, keys, log)
+            elif file.just_lost:
+                log.warning("keys_file_broken", problem=file.problem)
         await asyncio.sleep(WATCH_INTERVAL_S)
 
 
-def _load(auth: AuthConfig, keys: Keys, log: EventLog) -> None:
+async def _load(auth_now: Callable[[], AuthConfig], keys: Keys, log: EventLog) -> None:
+    auth = auth_now()
     try:
-        keys.replace(load_all_keys(auth, os.environ))
+        # 1,000 keys of YAML take 0.15 s: in a thread, or every stream would stop so long.
+        found = await asyncio.to_thread(load_all_keys, auth, os.environ)
     except ConfigError as problem:
         log.warning("keys_file_broken", problem=str(problem))
     else:
-        log.info("keys_file_loaded", file=auth.keys_file)
+        # A section that came into force meanwhile is looked at next.
+        if auth is auth_now() and keys.replace(found):
+            log.info("keys_file_loaded", file=auth.keys_file)

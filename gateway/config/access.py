@@ -43,8 +43,9 @@ class KeyConfig(Section):
     requests_per_minute: int | None = Field(
         None,
         ge=1,
-        description="Most requests in a minute, in bursts of at most a sixth of it; further ones "
-        "get 429 with Retry-After. Left out, there is no limit.",
+        description="Most requests in a minute, over all gateways that share a Redis and over all "
+        "workers, in bursts of at most a sixth of it; further ones get 429 with Retry-After. Left "
+        "out, there is no limit.",
     )
 
     @model_validator(mode="after")

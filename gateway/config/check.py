@@ -8,13 +8,12 @@ from pathlib import Path as FilePath
 from typing import TextIO
 
 from gateway.config.crosschecks import DEFAULT_POLICY
-from gateway.config.errors import ConfigError, Finding
+from gateway.config.errors import ConfigError, Finding, Path
+from gateway.config.fields import Section
 from gateway.config.load import load_document
 from gateway.config.models import ExpectedTtftConfig, GatewayConfig, RuleConfig
 from gateway.config.summary import summary, used_policies
-
-EXIT_VALID = 0
-EXIT_INVALID = 2
+from gateway.exits import EXIT_OK, EXIT_USAGE
 
 # Policies that want to know what is cached of a prompt, by token ids.
 _MATCHING_KINDS = frozenset({"expected_ttft", "prefix_affinity"})
@@ -36,13 +35,13 @@ def check_file(path: str | os.PathLike[str], environ: Mapping[str, str], out: Te
         config, document = load_document(path, environ)
     except ConfigError as error:
         out.write(f"{error}\n")
-        return EXIT_INVALID
+        return EXIT_USAGE
     out.write(f"{document.file}: valid\n")
     out.writelines(f"{line}\n" for line in summary(config))
     for finding in warnings(config):
         problem = document.problem(finding)
         out.write(f"{problem.source}: {problem.key}: warning: {problem.text}\n")
-    return EXIT_VALID
+    return EXIT_OK
 
 
 def warnings(config: GatewayConfig) -> list[Finding]:
@@ -50,6 +49,7 @@ def warnings(config: GatewayConfig) -> list[Finding]:
     return [
         *_open_admin(config),
         *_tokenizers(config),
+        *_missing_files(config, ()),
         *_unused_policies(config),
         *_idle_keys(config),
         *_shadowed_rules(config),
@@ -74,12 +74,26 @@ def _tokenizers(config: GatewayConfig) -> Iterator[Finding]:
                 path, "not given, so prompts are matched by their bytes and KV events are not used"
             )
         elif model.tokenizer and _is_missing_folder(model.tokenizer):
-            yield Finding(path, "no such folder on this machine, serve will need it")
+            text = "no such folder on this machine, without it prompts are matched by their bytes"
+            yield Finding(path, text)
 
 
 def _is_missing_folder(tokenizer: str) -> bool:
     # Anything else may be a hub id, which only the hub could tell.
     return tokenizer.startswith(("/", ".")) and not FilePath(tokenizer).is_dir()
+
+
+def _missing_files(section: Section, path: Path) -> Iterator[Finding]:
+    for key, value in section:
+        here = (*path, key)
+        if isinstance(value, Section):
+            yield from _missing_files(value, here)
+        elif isinstance(value, tuple):
+            for i, item in enumerate(value):
+                if isinstance(item, Section):
+                    yield from _missing_files(item, (*here, i))
+        elif value and key.endswith("_file") and not FilePath(value).is_file():
+            yield Finding(here, "no such file on this machine, serve does not start without it")
 
 
 def _unused_policies(config: GatewayConfig) -> Iterator[Finding]:

@@ -34,7 +34,8 @@ NEEDS_RESTART = (
 )
 """Keys whose new values wait for a restart; what is below them too."""
 
-_SECRET_KEYS = frozenset({"key", "sha256"})
+# Texts that are shown nowhere, or mappings to such: a rule may go by a header that holds a token.
+_SECRET_KEYS = frozenset({"key", "sha256", "headers"})
 _NAME_KEYS = ("id", "pool", "name")
 
 
@@ -87,8 +88,7 @@ def _tree(value: Any) -> Any:
     """Return a configuration as mappings, lists and plain values; secrets stay wrapped."""
     if isinstance(value, BaseModel):
         return {
-            name: SecretStr(item) if name in _SECRET_KEYS and isinstance(item, str) else _tree(item)
-            for name, item in value
+            name: _hidden(item) if name in _SECRET_KEYS else _tree(item) for name, item in value
         }
     if isinstance(value, Mapping):
         return {str(key): _tree(item) for key, item in value.items()}
@@ -97,6 +97,12 @@ def _tree(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(map(str, value))
     return value
+
+
+def _hidden(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _hidden(item) for key, item in value.items()}
+    return SecretStr(value) if isinstance(value, str) else value
 
 
 def _walk(key: str, before: Any, after: Any) -> Iterator[Difference]:

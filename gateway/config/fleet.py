@@ -168,7 +168,8 @@ class ModelConfig(Section):
     )
     aliases: ListOf[Name] = Field(
         (),
-        description="Further names that requests may use, LoRA adapters for example. Adapters that "
+        description="Further names that requests may use, LoRA adapters for example. The name "
+        "passes unchanged, so the replicas have to know it (--served-model-name). Adapters that "
         "replicas tell need not stand here. One that stands here and is loaded nowhere may be "
         "loaded on demand, so any replica gets its requests; else only those that have it do.",
     )
@@ -197,8 +198,9 @@ class ModelConfig(Section):
     )
     tokenizer: Name | None = Field(
         None,
-        description="Local folder or hub id of the model's tokenizer. Without it there are no "
-        "exact token ids, and prompts are routed by a canonical prefix of their bytes.",
+        description="Local folder or hub id of the model's tokenizer. A folder is surer: a hub "
+        "that cannot be reached holds the start up for minutes. Without it there are no exact "
+        "token ids, and prompts are routed by a canonical prefix of their bytes.",
     )
     engine: EngineConfig = Field(
         default_factory=EngineConfig,

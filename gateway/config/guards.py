@@ -32,8 +32,9 @@ class TimeoutsConfig(Section):
     )
     total_s: Seconds | None = Field(
         None,
-        description="Seconds for a whole request. Left out, there is no limit: a long answer is no "
-        "fault, and the other deadlines find what hangs.",
+        description="Seconds from a request's place (see `limits.max_in_flight`) to the end of its "
+        "answer. Left out, there is no limit: a long answer is no fault, and the other deadlines "
+        "find what hangs.",
     )
     heartbeat_s: Seconds | None = Field(
         None,
@@ -57,7 +58,7 @@ class TimeoutsConfig(Section):
 
 
 class LimitsConfig(Section):
-    """What clients may ask for, alone and together."""
+    """What clients may ask for, alone and together. Each gateway and each worker counts its own."""
 
     max_body_bytes: int = Field(
         32 * 1024 * 1024,

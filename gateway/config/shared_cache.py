@@ -10,6 +10,8 @@ from gateway.config.fields import ListOf, Name, ReplicaUrl, Seconds, Section, re
 
 # LMCache's `chunk_size`.
 DEFAULT_CHUNK_TOKENS = 256
+# Forms of names whose LMCache writes a hash as an integer, which of vLLM's only `builtin` is.
+_BUILTIN_ONLY = frozenset({"0.3.10", "0.3.9", "0.3.7"})
 # PYTHONHASHSEED's.
 _MAX_SEED = 2**32 - 1
 
@@ -119,10 +121,11 @@ class LmcacheFsConfig(PoolSection):
         description="Of the KV cache as LMCache writes it: bfloat16, half, fp8_e4m3fn; in process "
         "only. Left out, it is read from a file's name, bfloat16 while there is none.",
     )
-    name_form: Literal["auto", "current", "0.3.9", "0.3.7"] = Field(
+    name_form: Literal["auto", "current", "0.4.1", "0.3.13", "0.3.10", "0.3.9", "0.3.7"] = Field(
         "auto",
-        description="In process: `current` is LMCache 0.4.1 and later; before, names began with "
-        "`vllm@`, and 0.3.7 had no dtype in them. `auto` reads it from a file's name.",
+        description="In process: the latest of these versions of LMCache that the engines' is not "
+        "older than; `current` is 0.4.6 and later. `auto` reads it from a file's name, which does "
+        "not tell 0.3.13 from later ones.",
     )
     lookup_timeout_s: Seconds = Field(
         0.005,
@@ -163,11 +166,16 @@ class LmcacheFsConfig(PoolSection):
                 "hash builtin (LMCache's default) needs the engines' PYTHONHASHSEED as seed, as "
                 "its hashes differ from process to process without one; or use sha256_cbor"
             )
+        if self.name_form in _BUILTIN_ONLY and self.hash not in ("auto", "builtin"):
+            raise refused("LMCache before 0.3.13 stores nothing under a hash other than builtin")
         return self
 
 
 class LmcacheCoordinatorConfig(PoolSection):
-    """LMCache's coordinator is asked for each prompt (multiprocess form)."""
+    """LMCache's coordinator is asked for each prompt (multiprocess form).
+
+    What it places in tier l2 counts as there for every replica.
+    """
 
     kind: Literal["lmcache_coordinator"] = Field(description="This kind.")
     url: ReplicaUrl = Field(

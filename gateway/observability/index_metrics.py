@@ -32,8 +32,10 @@ class SharedIndexMetrics(Group):
         )
         self.dropped = self._counter(
             "index_dropped_blocks",
-            "Changes that were not written, by why: `queue` (too many waited) or `failed`, after "
-            "which the replica's entries are written anew in a life of their own; `predicted`.",
+            "Changes that were not written, in blocks, by why: `queue` (too many waited) or "
+            "`failed`, after which the replica's entries are written anew in a life of their own; "
+            "`unplaced` (nobody holds the block before, so only this gateway finds it); "
+            "`predicted`.",
             "reason",
         )
         self.refused = self._counter(

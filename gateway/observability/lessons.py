@@ -29,13 +29,16 @@ def learn_prices(record: RequestRecord, cached_tokens: int) -> None:
         return  # a fleet without tiers has nothing to weigh
     if abs(match.total_tokens - cached_tokens) > _MAX_SURPRISE_TOKENS:
         return
+    # What was not there was not loaded: the farthest tier lost it.
+    l0_tokens = min(match.l0_tokens, cached_tokens)
+    l1_tokens = min(match.l1_tokens, cached_tokens - l0_tokens)
     choice.model.observe(
         Observed(
             first_token_s=record.received_at + record.ttft_s - record.decided_at,
             num_prompt_tokens=prompt.num_tokens,
-            l0_tokens=match.l0_tokens,
-            l1_tokens=match.l1_tokens,
-            l2_tokens=match.l2_tokens,
+            l0_tokens=l0_tokens,
+            l1_tokens=l1_tokens,
+            l2_tokens=min(match.l2_tokens, cached_tokens - l0_tokens - l1_tokens),
             load=decision.chosen.candidate.load,
         )
     )

@@ -86,6 +86,21 @@ class RequestMetrics(Group):
         self.retries = self._counter(
             "retries", "Requests that moved on to the next replica, by why.", "replica reason"
         )
+        self._declare_gauges()
+
+    def _declare_gauges(self) -> None:
+        self.admitted = self._gauge(
+            "admitted_requests",
+            "Requests that have a place, of `limits.max_in_flight`, until their answers end.",
+            "",
+            Across.SUM,
+        )
+        self.queued = self._gauge(
+            "queued_requests",
+            "Requests that wait for a place, `limits.queue_requests` at most.",
+            "",
+            Across.SUM,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,20 +328,25 @@ class Metrics:
         """Return all groups, in the order of docs/metrics.md."""
         return tuple(group for group in vars(self).values() if isinstance(group, Group))
 
-    def forget_gauges(self, replica: str) -> None:
-        """Drop the gauges of a replica that is gone; what was counted stays."""
-        self._forget(replica, Gauge)
+    def forget_gauges(self, label: str, value: str) -> None:
+        """Drop the gauges of what is gone; what was counted stays.
+
+        Args:
+            label: `replica` or `model`.
+            value: Which of them.
+        """
+        self._forget(label, value, Gauge)
 
     def forget_counters(self, replica: str) -> None:
         """Drop what was counted of a replica, once everybody has scraped it."""
-        self._forget(replica, Counter)
+        self._forget("replica", replica, Counter)
         self.replica.forget_tokens(replica)
 
-    def _forget(self, replica: str, kind: type[Gauge | Counter]) -> None:
+    def _forget(self, label: str, value: str, kind: type[Gauge | Counter]) -> None:
         for group in self.groups():
             for metric in vars(group).values():
-                if isinstance(metric, kind) and "replica" in metric._labelnames:  # noqa: SLF001 - no accessor
-                    metric.remove_by_labels({"replica": replica})
+                if isinstance(metric, kind) and label in metric._labelnames:  # noqa: SLF001 - no accessor
+                    metric.remove_by_labels({label: value})
 
     def page(self) -> bytes:
         """Return the metrics in Prometheus' text format."""

@@ -133,8 +133,12 @@ class Word(Protocol):
         """Take what an engine said of one request."""
         ...
 
-    def heard_shared(self, replica_id: ReplicaId, expected_tokens: int, served_tokens: int) -> None:
-        """Take how much of what was expected of the shared pool it served."""
+    def heard_shared(self, replica_id: ReplicaId, expected_tokens: int, served_tokens: int) -> bool:
+        """Take how much of what was expected of the shared pool it served.
+
+        Returns:
+            Whether that says something of the pool, and not only of the replica.
+        """
         ...
 
     def served(self, replica_id: ReplicaId, num_prompt_tokens: int, expected_tokens: int) -> None:
@@ -227,6 +231,8 @@ class Observer:
             return
         believed = record.matches.get(replica, NO_MATCH)
         self._word.served(replica, prompt.num_tokens, believed.total_tokens)
+        if prompt.body.skips_cache:
+            usage = None  # what the engine has cached played no part
         actual = None if usage is None else self._word.cached_tokens(replica, usage)
         if usage is not None and actual is not None:
             self._count_cached(replica, rung, predicted_tokens, usage, actual)
@@ -245,22 +251,21 @@ class Observer:
         metrics = self._metrics.shared
         result = "hit" if prefix.num_chunks else "miss"
         metrics.lookups.labels(record.model, "late" if record.shared_late else result).inc()
+        promised = choice.model.cost.usable(believed, prompt.num_tokens).l2_tokens
+        own = believed.total_tokens - believed.l2_tokens
+        if actual is not None and promised and actual >= AGREE_RATIO * own:
+            served = min(promised, max(0, actual - own))
+            metrics.predicted_tokens.labels(replica).inc(promised)
+            metrics.served_tokens.labels(replica).inc(served)
+            counts = self._word.heard_shared(replica, promised, served)
+            num_missing = (promised - served) // prefix.chunk_tokens
+            if counts and num_missing:
+                metrics.refuted_chunks.labels(record.model).inc(num_missing)
+                cache.refute(prefix, own + served)
+        # What it did not find it has computed, and writes now.
         cache.computed(prefix.chunks)
         if choice.model.host is not None:
             choice.model.host.used(replica, prefix.chunks)
-        promised = choice.model.cost.usable(believed, prompt.num_tokens).l2_tokens
-        own = believed.total_tokens - believed.l2_tokens
-        if actual is None or not promised or actual < AGREE_RATIO * own:
-            return
-        served = min(promised, max(0, actual - own))
-        metrics.predicted_tokens.labels(replica).inc(promised)
-        metrics.served_tokens.labels(replica).inc(served)
-        self._word.heard_shared(replica, promised, served)
-        if promised - served >= prefix.chunk_tokens:
-            metrics.refuted_chunks.labels(record.model).inc(
-                (promised - served) // prefix.chunk_tokens
-            )
-            cache.refute(prefix, own + served)
 
     def _count_cached(
         self, replica: ReplicaId, rung: Rung, predicted: int, usage: Usage, actual: int

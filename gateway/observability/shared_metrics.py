@@ -128,3 +128,11 @@ class TierMetrics(Group):
             "model tier",
             Across.MAX,
         )
+
+
+def show(gauge: Gauge, model: str, number: float | None) -> None:
+    """Set a model's sample; with None there is none, as the last one would pass for today's."""
+    if number is None:
+        gauge.remove(model)
+    else:
+        gauge.labels(model).set(number)

@@ -25,16 +25,6 @@ from gateway.replicas.registry import Registry, Replica, ReplicaState
 from routing.load import LoadBook
 from routing.types import ReplicaId
 
-# What of a replica the configuration says.
-_CONFIGURED = (
-    "origin",
-    "upstream_key",
-    "configured_block_size",
-    "configured_events",
-    "read_events",
-    "configured_weight",
-)
-
 
 @dataclass(slots=True, eq=False)
 class _Source:
@@ -176,11 +166,7 @@ class Following:
     def _configure(self, fresh: Replica) -> None:
         """Take over what the configuration says of a replica that is there."""
         replica = self._registry[fresh.replica_id]
-        before = (replica.block_size, replica.kv_events)
-        for name in _CONFIGURED:
-            setattr(replica, name, getattr(fresh, name))
-        self._registry.configured(replica)
-        if (replica.block_size, replica.kv_events) != before:
+        if self._registry.configure(replica, fresh):
             # What it holds is known by other keys, or from elsewhere, from now on.
             self._followers.unfollow(replica)
             self._followers.follow(replica, restarted=False)

@@ -211,10 +211,6 @@ class Registry:
             replica.fault = problem
             self._settle(replica)
 
-    def configured(self, replica: Replica) -> None:
-        """Note that the configuration says something else of a replica from now on."""
-        self._follow_instruction(replica)
-
     def want(self, replica: Replica, *, wanted: bool) -> None:
         """Note whether a replica's platform wants requests there."""
         replica.wanted = wanted

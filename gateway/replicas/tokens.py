@@ -80,14 +80,14 @@ class ReplicaTokens:
             task = asyncio.create_task(self._ask(question, timeout_s * 2), name="ask for tokens")
             self._asking[key] = task
             task.add_done_callback(lambda done: self._done(key, done, keep=keep))
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await asyncio.shield(task)
-        except TimeoutError:
-            raise NotTold("replica_timeout") from None
+        # Not a shield: that would cancel whoever waits when `close` cancels the question.
+        done, _ = await asyncio.wait({task}, timeout=timeout_s)
+        if not done or task.cancelled():
+            raise NotTold("replica_timeout")
+        return task.result()
 
     def close(self) -> None:
-        """Stop asking."""
+        """Stop asking; whoever waits for an answer has none in time."""
         for task in list(self._asking.values()):
             task.cancel()
 

@@ -71,15 +71,24 @@ class EngineWord:
             )
         replica.judge_events()
 
-    def heard_shared(self, replica_id: ReplicaId, expected_tokens: int, served_tokens: int) -> None:
+    def heard_shared(self, replica_id: ReplicaId, expected_tokens: int, served_tokens: int) -> bool:
         """Take how much of what was expected of the shared pool it served to a replica.
 
         Judged apart from its own memory: an engine without a pool is still right about that.
+
+        Returns:
+            Whether that says something of the pool: a replica that takes nothing from it, whatever
+            is there, must not make the others forget what is.
         """
         replica = self._registry.get(replica_id)
-        now = self._now()
-        if replica is None or not replica.shared_trust.heard(expected_tokens, served_tokens, now):
-            return
+        if replica is None:
+            return False
+        if replica.shared_trust.heard(expected_tokens, served_tokens, self._now()):
+            self._tell_shared(replica, expected_tokens, served_tokens)
+        return replica.shared_trust.is_trusted
+
+    def _tell_shared(self, replica: Replica, expected_tokens: int, served_tokens: int) -> None:
+        replica_id = replica.replica_id
         fields = {"replica": replica_id, "expected": expected_tokens, "served": served_tokens}
         if replica.shared_trust.is_trusted:
             self._registry.shared_distrusted.discard(replica_id)

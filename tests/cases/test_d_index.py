@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import Counter
+from itertools import count
 
 from tests.support.engines import Engine
 from tests.support.event_fleets import SIZE, blocks, candidates, holds, metric, tokens
@@ -228,6 +229,19 @@ async def test_d162_a_replica_that_never_has_what_it_should_have_loses_it_all(en
     assert await gateway.metric(over) == 4 * 10 * SIZE
 
 
+async def test_d162_requests_that_skip_the_cache_contradict_nobody(engines, gateways):
+    """Logprobs of a prompt have the engine compute all of it, and say that nothing was cached."""
+    [replica] = await engines(Engine(script=answers(cached=lambda _: 0), block_size=SIZE))
+    gateway = await gateways(replica)
+    for _ in range(6):
+        body = completion([*tokens(10), 1], prompt_logprobs=0)
+        assert (await gateway.client.post(COMPLETIONS, json=body)).status_code == 200
+    assert await blocks(gateway, tokens(10), replica) == 10
+    events = [line["event"] for line in gateway.log]
+    assert events.count("request") == 6
+    assert "replica_distrusted" not in events
+
+
 async def test_d162_it_is_believed_again_when_its_word_agrees(engines, gateways):
     held = {"blocks": 0}
     script = answers(cached=lambda prompt: min(held["blocks"], (len(prompt) - 1) // SIZE) * SIZE)
@@ -263,8 +277,11 @@ async def test_e119_a_replica_that_should_publish_and_does_not_is_told_once(flee
     assert not (await gateway.replica(replica.name))["follows_events"]
     await publisher.send(stored([1], tokens(1)))
 
+    prompts = count(99_000, 1000)
+
     async def heard():
-        await send(gateway, tokens(10, 99_000))
+        # New each time: what is cached already stores no block, and so says nothing of events.
+        await send(gateway, tokens(10, next(prompts)))
         return any(line["event"] == "kv_events_heard" for line in gateway.log)
 
     await until(heard, "events again")

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections import Counter
+from functools import partial
 
 from gateway.config.load import config_from_flags
 from tests.support.event_fleets import blocks, holds, tokens
@@ -94,6 +95,31 @@ async def test_i155_blocks_that_the_pool_lost_without_a_word_are_promised_once(f
         await holds(gateway, ids, replica, 0, "L2")
     refuted = 'warmroute_shared_cache_refuted_chunks_total{model="default"}'
     assert await gateway.metric(refuted) == LONG
+
+
+async def test_i155_a_replica_without_the_pool_does_not_make_the_others_forget_it(fleet):
+    gateway, pairs = await fleet(Publisher(), Publisher(), script=answers, shared_cache=EVENTS)
+    (without, publisher), (other, _) = pairs
+    path = f"/admin/replicas/{other.name}"
+    assert (await gateway.admin.post(f"{path}/cordon")).status_code == 200
+    for number in range(5):
+        ids, names = tokens(LONG, 1000 * number), range(100 * number, 100 * number + LONG)
+        await publisher.send(stored(names, ids, medium="STORAGE"))
+        await until(lambda: _known_chunks(gateway), "the event")
+        await send(gateway, [*ids, 9999])
+        await until(partial(_has_ended, gateway, number + 1), "the request's end")
+    not_served = f'warmroute_shared_cache_not_served{{replica="{without.name}"}}'
+    assert await gateway.metric(not_served) == 1
+    assert (await gateway.admin.post(f"{path}/uncordon")).status_code == 200
+    assert await blocks(gateway, ids, other, "L2") == LONG
+
+
+async def _known_chunks(gateway):
+    return await gateway.metric("warmroute_shared_cache_known_chunks{") == LONG
+
+
+def _has_ended(gateway, requests):
+    return len(gateway.requests()) == requests
 
 
 async def test_i155_what_all_replicas_reach_sends_nobody_more_than_its_share(fleet):

@@ -5,9 +5,11 @@ import hashlib
 import json
 import os
 from random import Random
+from unittest import mock
 
 import pytest
 
+from gateway.building import build_models
 from gateway.config.load import config_from_flags
 from gateway.config.models import GatewayConfig
 from tests.support.api_replicas import fields, says_hello
@@ -99,6 +101,21 @@ async def test_a_key_file_that_disappears_changes_nothing(replicas, gateways, ke
     [line] = await until(lambda: lines_about_keys(gateway))
     assert line["event"] == "keys_file_broken"
     assert await status(gateway, RED) == 200
+
+
+async def test_a_key_file_that_changes_while_the_gateway_starts_is_read_again(
+    replicas, gateways, key_file
+):
+    [replica] = await replicas(says_hello)
+
+    async def slow(*args, **kwargs):  # as it is where tokenizers have to be loaded
+        key_file([key("blue", BLUE)])
+        return await build_models(*args, **kwargs)
+
+    with mock.patch("gateway.wiring.build_models", slow):
+        gateway = await gateways(replica, auth={"keys_file": key_file([key("red", RED)])})
+    await becomes(gateway, RED, 401)
+    assert await status(gateway, BLUE) == 200
 
 
 async def test_an_empty_key_file_lets_nobody_in(replicas, gateways, key_file):

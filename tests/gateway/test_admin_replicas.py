@@ -234,6 +234,28 @@ async def test_a_reason_is_one_bounded_line(replicas, gateways, reason):
     assert await gateway.states() == ["ready"]
 
 
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ("", "application/json"),
+        ("2", "application/json"),
+        ('{"weight": 2', "application/json"),
+        ('{"weight": 2}', "application/x-www-form-urlencoded"),  # what curl says by itself
+    ],
+)
+async def test_a_body_that_is_no_json_object_is_told_what_it_must_be(
+    replicas, gateways, content, kind
+):
+    [one] = await replicas(says_hello)
+    gateway = await gateways(one)
+    url = f"/admin/replicas/{one.name}/weight"
+    headers = {"content-type": kind}
+    refused = await gateway.admin.put(url, content=content, headers=headers)
+    told = refused.json()["error"]
+    assert (refused.status_code, told["param"]) == (400, None)
+    assert "JSON object, sent as `content-type: application/json`" in told["message"]
+
+
 async def test_an_unknown_id_is_answered_with_near_ones(replicas, gateways):
     [one] = await replicas(says_hello)
     gateway = await gateways(one)

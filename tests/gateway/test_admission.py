@@ -9,9 +9,12 @@ from gateway.config.guards import LimitsConfig
 from gateway.errors import Overloaded
 
 
+def limits(places, queue=10, wait_s=5.0):
+    return LimitsConfig(max_in_flight=places, queue_requests=queue, queue_timeout_s=wait_s)
+
+
 def gate(places=1, queue=10, wait_s=5.0):
-    limits = LimitsConfig(max_in_flight=places, queue_requests=queue, queue_timeout_s=wait_s)
-    return Admission(limits)
+    return Admission(limits(places, queue, wait_s))
 
 
 class Visits:
@@ -109,4 +112,34 @@ async def test_a_client_that_leaves_the_queue_takes_no_place_with_it(when):
     assert visits.inside == ["a", "c"]
     visits.leave["c"].set()
     await asyncio.gather(first, last)
+    assert (visits.admission.num_inside, visits.admission.num_waiting) == (0, 0)
+
+
+async def test_more_places_take_in_at_once_those_who_wait_and_nobody_overtakes_them():
+    visits = Visits(gate(places=1))
+    tasks = [visits.come(name) for name in "abcd"]
+    await turns()
+    visits.admission.configure(limits(places=3))
+    await turns()
+    tasks.append(visits.come("late"))
+    await turns()
+    assert visits.inside == ["a", "b", "c"]
+    for event in visits.leave.values():
+        event.set()
+    await asyncio.gather(*tasks)
+    assert (visits.admission.num_inside, visits.admission.num_waiting) == (0, 0)
+
+
+async def test_fewer_places_hold_from_the_next_request_that_leaves():
+    visits = Visits(gate(places=3))
+    tasks = [visits.come(name) for name in "abcd"]
+    await turns()
+    visits.admission.configure(limits(places=1))
+    for name, inside in (("a", 2), ("b", 1), ("c", 1)):
+        visits.leave[name].set()
+        await turns()
+        assert visits.admission.num_inside == inside
+    assert visits.inside == ["a", "b", "c", "d"]
+    visits.leave["d"].set()
+    await asyncio.gather(*tasks)
     assert (visits.admission.num_inside, visits.admission.num_waiting) == (0, 0)

@@ -55,6 +55,25 @@ def test_only_true_is_a_stream(stream):
     assert read({"model": "m", "messages": USER, "stream": stream}).stream is (stream is True)
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields", "expected"),
+    [
+        (BodyKind.COMPLETION, {}, False),
+        (BodyKind.COMPLETION, {"logprobs": 1}, False),
+        (BodyKind.COMPLETION, {"echo": True}, False),
+        (BodyKind.COMPLETION, {"echo": True, "logprobs": 0}, True),
+        (BodyKind.COMPLETION, {"prompt_logprobs": 0}, True),
+        (BodyKind.CHAT, {"top_logprobs": 2, "logprobs": True}, False),
+        (BodyKind.CHAT, {"echo": True}, True),
+        (BodyKind.CHAT, {"echo": True, "top_logprobs": None}, False),
+        (BodyKind.CHAT, {"prompt_logprobs": 1}, True),
+    ],
+)
+def test_who_wants_logprobs_of_the_prompt_skips_the_engines_cache(kind, fields, expected):
+    prompt = {"messages": USER} if kind is BodyKind.CHAT else {"prompt": "hi"}
+    assert read({"model": "m", **prompt, **fields}, kind).skips_cache is expected
+
+
 def test_the_head_does_not_depend_on_jsons_spelling():
     spaced = read_body(
         b'{ "messages":[{"content":"hi","role":"user"}], "model":"m"}', BodyKind.CHAT

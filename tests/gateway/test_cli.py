@@ -59,7 +59,7 @@ def test_a_number_of_workers_that_cannot_be_is_refused(number, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["serve", "--replica", "http://a:1", "--workers", number])
     assert stopped.value.code == 2
-    assert "--workers" in capsys.readouterr().err
+    assert f"--workers: must be from 1 to 64, got '{number}'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("which", ["--port", "--admin-port"])
@@ -126,3 +126,25 @@ def test_without_its_tokenizer_a_gateway_serves_and_says_so_once(tmp_path):
     assert len(told) == 1
     assert str(tmp_path) in told[0]["problem"]
     assert errors == ""
+
+
+def test_a_hub_that_does_not_answer_does_not_keep_a_gateway_that_stops(tmp_path):
+    ports = ["--host", "127.0.0.1", "--port", "0", "--admin-port", "0"]
+    flags = ["--replica", "http://127.0.0.1:1", "--tokenizer", "nobody/nothing", *ports]
+    with socket.create_server(("127.0.0.1", 0)) as hub:  # accepts, and says nothing
+        hub.settimeout(START_S)
+        endpoint = f"http://127.0.0.1:{hub.getsockname()[1]}"
+        environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+        process = subprocess.Popen(
+            [*COMMAND, "serve", *flags],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **environment},
+        )
+        try:
+            with hub.accept()[0]:
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(15) == 0, "the hub's client would try for a minute"
+        finally:
+            process.kill()
+            process.wait()

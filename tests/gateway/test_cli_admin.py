@@ -87,8 +87,28 @@ async def test_without_a_gateway_there_is_one_line_that_names_the_address(url):
 async def test_the_public_listener_is_no_admin_api(replicas, gateways):
     [one] = await replicas(says_hello)
     gateway = await gateways(one)
-    code, _, err = await run("replicas", admin=gateway.gateway.url)
-    assert (code, len(err.splitlines())) == (1, 1)
+    url = gateway.gateway.url
+    code, _, err = await run("replicas", admin=url)
+    assert (code, err) == (1, f"warmroute: no admin API answers at {url}, see --admin\n")
+
+
+async def test_an_address_without_a_scheme_will_do(replicas, gateways):
+    [one] = await replicas(says_hello)
+    gateway = await gateways(one)
+    code, out, _ = await run("replicas", admin=gateway.gateway.admin_url.partition("://")[2])
+    assert (code, one.name in out) == (0, True)
+
+
+async def test_a_flush_without_a_pool_says_so(command):
+    call, _ = command
+    assert await call("flush", "l2") == (0, "no model has a shared_cache\n", "")
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "soon"])
+def test_a_wait_that_is_no_number_of_seconds_is_refused(text, capsys):
+    with pytest.raises(SystemExit):
+        main(["drain", "a", "--wait", text])
+    assert f"must be a number of seconds, got '{text}'" in capsys.readouterr().err
 
 
 def test_the_command_passes_the_exit_code_on(capsys):

@@ -19,6 +19,7 @@ from gateway.errors import (
     Unauthorized,
     UnsupportedEncoding,
 )
+from gateway.prompt import form
 from gateway.prompt.body import splice_cache_salt
 from gateway.prompt.form import form_field
 from gateway.proxy.retry import RetryBudget
@@ -178,6 +179,18 @@ FORM = (
 )
 def test_a_forms_field(content_type, name, value):
     assert form_field(FORM, content_type, name) == value
+
+
+@pytest.mark.parametrize("slice_bytes", [1, 2, 3, 7, 1000])
+def test_a_forms_field_is_found_however_the_form_is_looked_through(slice_bytes, monkeypatch):
+    monkeypatch.setattr(form, "SLICE_BYTES", slice_bytes)
+    assert form_field(FORM, "multipart/form-data; boundary=XX", "model") == "whisper"
+    assert form_field(FORM, "multipart/form-data; boundary=XX", "language") is None
+
+
+def test_a_forms_long_field_is_no_name():
+    long = FORM.replace(b"whisper", b"w" * 1025)
+    assert form_field(long, "multipart/form-data; boundary=XX", "model") is None
 
 
 @given(st.binary(max_size=300))

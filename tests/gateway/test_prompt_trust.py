@@ -301,3 +301,16 @@ async def test_a_late_answer_is_kept_for_the_next_turn(executor):
     replicas.may_answer.set()
     assert await tokens.ask(question, 5.0, keep=True) == pack_tokens([5])
     assert len(replicas.asked) == 1
+
+
+async def test_a_reload_while_a_replica_is_asked_costs_the_token_ids_and_not_the_request(executor):
+    replicas = Replicas(lambda *_: (200, {"token_ids": [5]}))
+    replicas.may_answer.clear()
+    tokens = tokens_of(replicas)
+    inner = Preparer(None, executor, 5.0, 10**6, 10**7)
+    prompts = ToldPrompts(inner, tokens, Renderer(None, EngineConfig()), 5.0, "kimi")
+    waiting = asyncio.create_task(prompts.prepare(chat()))
+    await until(lambda: replicas.asked)
+    tokens.close()
+    prompt = await waiting
+    assert (prompt.packed_tokens, prompt.problem) == (None, "replica_timeout")

@@ -11,6 +11,7 @@ from unittest import mock
 import httpx
 import pytest
 
+from gateway.building import build_models
 from gateway.cli import main
 from gateway.config.load import load_config
 from tests.support.certificates import Authority
@@ -105,6 +106,16 @@ async def test_the_same_file_again_changes_nothing_and_logs_nothing(replicas, li
     assert await gateway.gateway.metric('warmroute_config_reloads_total{result="unchanged"}') >= 1
 
 
+async def test_a_start_is_not_followed_by_a_reload_of_the_same_file(replicas, live, tmp_path):
+    (replica,) = await replicas(answers)
+    values = sections(replica)
+    values["models"][0]["tokenizer"] = str(tmp_path / "none")
+    gateway = await live(values, watched=True)
+    gateway.write({**values, "limits": {"max_in_flight": 3}})
+    await until(lambda: gateway.told("config_applied"), "the first change")
+    assert len(gateway.told("tokenizer_unavailable")) == 2, "at the start and with the change"
+
+
 async def test_streams_loads_and_learned_names_outlive_a_reload(replicas, live, chat):
     go_on = asyncio.Event()
 
@@ -179,6 +190,21 @@ async def test_models_come_and_go(replicas, live, chat):
     statuses = [answer.status_code for answer in (unknown, known, gone)]
     assert statuses == [404, 200, 404]
     assert [line["replica"] for line in gateway.told("replica_state")][-1] == one.name
+
+
+async def test_the_gauges_of_a_model_go_with_it(replicas, live):
+    one, other = await replicas(answers, answers)
+    values = sections(one)
+    second = {"name": "n", "replicas": [{"url": other.url}]}
+    gateway = await live({**values, "models": [*values["models"], second]})
+
+    async def shown():
+        page = (await gateway.admin.get("/metrics")).text
+        return {line.split("{")[0] for line in page.splitlines() if 'model="n"' in line}
+
+    assert await shown() >= {"warmroute_skew_ratio", "warmroute_tokenizer_loaded"}
+    await gateway.reload(values)
+    assert await shown() == set()
 
 
 async def test_a_replica_may_move_from_one_model_to_another(replicas, live, chat):
@@ -274,6 +300,29 @@ async def test_keys_come_into_force_with_the_file(replicas, live, chat):
     assert statuses == [200, 401, 200, 200]
 
 
+async def test_a_key_that_is_revoked_during_a_reload_does_not_come_back_with_it(
+    replicas, live, chat, tmp_path
+):
+    (replica,) = await replicas(answers)
+    values = sections(replica, auth={"keys_file": str(tmp_path / "keys.yaml")})
+    write(tmp_path / "keys.yaml", {"keys": [{"name": "t", "key": "sk-1"}]})
+    gateway = await live(values)
+
+    async def revoked():
+        headers = {"authorization": "Bearer sk-1"}
+        return (await gateway.client.post(CHAT, json=chat(), headers=headers)).status_code == 401
+
+    async def slow(*args, **kwargs):  # as it is where tokenizers have to be loaded
+        write(tmp_path / "keys.yaml", {"keys": []})
+        await until(revoked, "the empty key file")
+        return await build_models(*args, **kwargs)
+
+    assert not await revoked()
+    with mock.patch("gateway.wiring.build_models", slow):
+        await gateway.reload()
+    await until(revoked, "the empty key file, again")
+
+
 async def test_a_changed_file_is_noticed_also_behind_a_link_that_is_swapped(
     replicas, live, tmp_path
 ):
@@ -367,6 +416,41 @@ async def test_a_renewed_certificate_is_shown_to_new_connections(replicas, live,
         assert (await client.get(f"{url}/livez")).status_code == 200
 
 
+async def test_a_certificate_that_breaks_during_a_reload_changes_nothing(
+    replicas, live, chat, tmp_path
+):
+    (replica,) = await replicas(answers)
+    authority = Authority(tmp_path)
+    files = authority.issue("127.0.0.1", name="old")
+    values = sections(replica, listen={**HERE, "tls": files})
+    gateway = await live(values)
+
+    def breaks(*args, **kwargs):
+        Path(files["cert_file"]).rename(tmp_path / "kept")
+        return build_models(*args, **kwargs)
+
+    limited = {**values, "limits": {"max_body_bytes": 1}}
+    with mock.patch("gateway.wiring.build_models", breaks):
+        refused = await gateway.reload(limited)
+    assert (refused.status_code, refused.json()["error"]["reason"]) == (400, "config_invalid")
+    assert files["cert_file"] in str(refused.json()["error"]["problems"])
+    await asyncio.to_thread((tmp_path / "kept").rename, files["cert_file"])
+    url = gateway.gateway.gateway.url
+    async with httpx.AsyncClient(verify=authority.trust()) as client:
+        assert (await client.post(f"{url}{CHAT}", json=chat())).status_code == 200
+        assert (await gateway.reload(limited)).json()["result"] == "applied"
+        assert (await client.post(f"{url}{CHAT}", json=chat())).status_code == 413
+
+
+async def test_a_stop_tells_the_time_to_drain_that_is_in_force(replicas, live):
+    (replica,) = await replicas(answers)
+    gateway = await live(sections(replica, timeouts={"drain_s": 20}))
+    await gateway.reload(sections(replica, timeouts={"drain_s": 7}))
+    gateway.gateway.gateway.stop()
+    await gateway.gateway.task
+    assert [line["drain_s"] for line in gateway.told("stopping")] == [7]
+
+
 async def test_the_command_prints_what_changed_or_what_is_wrong(replicas, live, capsys):
     (replica,) = await replicas(answers)
     values = sections(replica)
@@ -406,11 +490,35 @@ async def test_a_replica_that_left_is_counted_on_for_some_scrapes_and_then_forgo
     assert await shown(leaving) >= counted | gauges
     await gateway.reload(sections(staying))
     assert await shown(leaving) & (counted | gauges) == counted
-    with mock.patch("gateway.fleet.COUNTERS_KEPT_S", 0.0):
-        assert await shown(leaving) == set()
-        assert await shown(staying) >= counted | gauges
+    await gateway.reload(sections(leaving, staying))
+    await until(lambda: all_ready(gateway.gateway))
+    assert await shown(leaving) >= counted | gauges, "it is counted on"
+    with mock.patch("gateway.fleet.COUNTERS_KEPT_S", SOON_S):
+        await gateway.reload(sections(staying))
+
+    async def forgotten():
+        return not await shown(leaving)
+
+    await until(forgotten, "the end of its counters")
+    assert await shown(staying) >= counted | gauges
     await gateway.reload(sections(leaving, staying))
     await until(lambda: all_ready(gateway.gateway))
     for number in range(20):
         await gateway.client.post(CHAT, json=chat(f"{number}"))
     assert await shown(leaving) >= counted | gauges, "it is counted anew"
+
+
+async def test_however_many_replicas_leave_at_once_all_are_forgotten(replicas, live):
+    (staying,) = await replicas(answers)
+    values = sections(staying)
+    nobody = [{"id": f"gone-{port}", "url": f"http://127.0.0.1:{port}"} for port in range(1, 151)]
+    gateway = await live(values)
+    listed = {**values["models"][0], "replicas": [*values["models"][0]["replicas"], *nobody]}
+    await gateway.reload({**values, "models": [listed]})
+    with mock.patch("gateway.fleet.COUNTERS_KEPT_S", SOON_S):
+        await gateway.reload(values)
+
+    async def forgotten():
+        return "gone-" not in (await gateway.admin.get("/metrics")).text
+
+    await until(forgotten, "the end of their counters")

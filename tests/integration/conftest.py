@@ -5,12 +5,12 @@ import contextlib
 import pytest
 
 from gateway.config.load import config_from_flags
-from tests.support.fixtures import replicas
+from tests.support.fixtures import chat, gateways, replicas
 from tests.support.gateways import all_ready, quick, running
 from tests.support.replicas import until
 from tests.support.simulators import running_replica
 
-__all__ = ["replicas"]
+__all__ = ["chat", "gateways", "replicas"]
 
 MODEL = "loadtests/demo_model"
 

@@ -1,5 +1,6 @@
 """Fleets whose replicas are not alike: block sizes, data-parallel ranks, and new processes."""
 
+import os
 import signal
 from random import Random
 
@@ -147,7 +148,7 @@ async def test_a_new_process_at_the_same_address_holds_nothing(gateway_for):
         await ask(gateway, body)
         _, predicted, actual = await ask(gateway, body)
         assert predicted == actual > 0
-        first.process.send_signal(signal.SIGKILL)
+        first.process.kill()
     with running_replica(*flags, "--port", first.url.rpartition(":")[2]):
 
         async def forgotten():
@@ -167,11 +168,11 @@ async def test_the_same_process_behind_a_black_hole_keeps_its_entries(simulators
     gateway = await gateway_for([replica], health=health)
     body = chat(1)
     await ask(gateway, body)
-    replica.process.send_signal(signal.SIGSTOP)
+    os.kill(replica.process.pid, signal.SIGSTOP)
     try:
         await until(lambda: _states(gateway, "ejected"))
     finally:
-        replica.process.send_signal(signal.SIGCONT)
+        os.kill(replica.process.pid, signal.SIGCONT)
     await until(lambda: _states(gateway, "ready"))
     _, predicted, actual = await ask(gateway, body)
     assert predicted == actual > 0

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
 from random import Random
 
 import pytest
@@ -181,8 +179,8 @@ async def test_kill_9_breaks_only_the_streams_that_were_open_on_it(simulators, g
     streams = [asyncio.create_task(stream(number)) for number in range(9)]
     await until(lambda: _in_flight(gateway, 9))
     await until(lambda: _decoding(victim))
-    os.kill(victim.process.pid, signal.SIGKILL)
-    victim.process.wait()  # until then its socket may still take a connection
+    victim.process.kill()
+    victim.process.join()  # until then its socket may still take a connection
     later = [await stream(number) for number in range(20, 26)]
     num_broken = 0
     for replica, status, content in [*await asyncio.gather(*streams), *later]:

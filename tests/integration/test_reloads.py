@@ -36,7 +36,7 @@ def values(number, replicas):
     }
 
 
-@pytest.mark.alone  # measures the memory of a process
+@pytest.mark.timeout(300)
 async def test_a_thousand_reloads_fail_no_request_and_keep_no_memory(replicas, tmp_path):
     fleet = await replicas(answers, answers, answers)
     async with gateway_process(tmp_path, values(0, fleet)) as process:

@@ -148,6 +148,40 @@ async def test_what_an_operator_says_to_one_gateway_counts_at_all_within_a_secon
     assert told["hold"]["by"] in await gateways_seen(a), "who was told"
 
 
+async def test_the_last_word_counts_although_the_one_before_was_stuck_in_a_paused_redis(
+    several, own_redis, replicas
+):
+    """A server that goes on reads first what was sent to it before it stopped."""
+    fleet = await replicas(answers, answers)
+    server = own_redis()
+    a, b = await several(server, fleet)
+    for gateway in (a, b):
+        await sees(gateway, 2)
+    name = fleet[0].name
+    server.pause()
+    await a.admin.post(f"/admin/replicas/{name}/cordon")
+
+    def gave_up():
+        return any(line.get("state") == "down" for line in a.log if line["event"] == "redis_state")
+
+    await until(gave_up, "the end of the connection")
+    await a.admin.post(f"/admin/replicas/{name}/uncordon")
+    said = time.monotonic()
+    await until(lambda: time.monotonic() > said + 0.5, "some age of that word")
+    server.resume()
+
+    async def is_told():
+        row = server.command("HGET", "{warmroute}:holds", f"r:{name}")
+        return await is_heard(a) and row[13:].startswith(b'["",')
+
+    await until(is_told, "the last word in Redis")
+
+    async def is_over():
+        return [await state_of(gateway, fleet[0]) for gateway in (a, b)] == ["ready"] * 2
+
+    await until(is_over, "the end of the hold")
+
+
 async def test_a_hold_outlives_all_gateways(several, redis_server, replicas):
     fleet = await replicas(answers, answers)
     (a,) = await several(redis_server, fleet, 1)
@@ -307,10 +341,7 @@ async def test_a_server_that_takes_no_writes_costs_no_request(several, own_redis
     assert await owned(gateway) == 2, "what it knows is still what it knows"
     server.command("REPLICAOF", "NO", "ONE")
 
-    async def is_heard():
-        return (await gateway.status())["gateways"]["heard_s_ago"] < 0.5
-
-    await until(is_heard, "the exchange", within_s=5.0)
+    await until(lambda: is_heard(gateway), "the exchange", within_s=5.0)
 
 
 async def test_a_gateway_that_leaves_is_gone_at_once_and_the_other_takes_over(
@@ -327,6 +358,10 @@ async def test_a_gateway_that_leaves_is_gone_at_once_and_the_other_takes_over(
     await all_replicas_are_owned_by([b], 4)
     assert time.monotonic() - stopped < 1.5, "no lease had to end"
     await sees(b, 1)
+
+
+async def is_heard(gateway):
+    return (await gateway.status())["gateways"]["heard_s_ago"] < 0.5
 
 
 def _told(gateway, event):

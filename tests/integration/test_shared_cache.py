@@ -154,6 +154,24 @@ async def test_write_through_expects_what_went_through_and_learns_what_is_not_th
     assert actual == int(headers["x-warmroute-matched-tokens"]) > 700
 
 
+async def test_write_through_expects_again_what_a_replica_had_to_compute_anew(
+    simulators, shared_gateway, directory
+):
+    replicas = simulators(*flags(directory, "multiprocess"), count=3)
+    section = {"kind": "assume_write_through", "delay_s": 0.0}
+    gateway = await shared_gateway(replicas, section)
+    first, _ = await ask(gateway, chat(LONG))
+    await remove(gateway, of(first, replicas))
+    for file in list(directory.iterdir()):
+        file.unlink()
+    second, actual = await ask(gateway, chat(LONG))
+    assert (second["x-warmroute-tier"], actual) == ("L2", 0)
+    await remove(gateway, of(second, replicas))
+    third, actual = await ask(gateway, chat(LONG))
+    assert third["x-warmroute-tier"] == "L2"
+    assert actual == int(third["x-warmroute-matched-tokens"]) > 700
+
+
 async def load_price_s(gateway):
     """What it takes to load 1,000 tokens from the pool."""
     name = 'warmroute_price_seconds{{model="default",price="{}"}}'

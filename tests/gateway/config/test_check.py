@@ -74,7 +74,7 @@ def test_pools_and_rules_are_summed_up_without_the_values_of_headers(tmp_path: P
         policies:
           spread: {kind: least_loaded}
         auth:
-          keys_file: keys.yaml
+          keys: [{name: team-a, key: k}]
         rules:
           - name: testers
             when: {headers: {x-trial: secret, x-b: c}, api_key: team-a}
@@ -195,6 +195,31 @@ def test_a_tokenizer_folder_that_is_not_there_is_warned_of(tmp_path: Path) -> No
         """
     assert "no such folder" in check(tmp_path, text.format("/models/absent"))[1][-1]
     assert "warning" not in check(tmp_path, text.format(tmp_path))[1][-1]
+
+
+def test_a_file_that_is_not_there_is_warned_of_wherever_it_is_named(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.touch()
+    _, lines = check(
+        tmp_path,
+        f"""
+        listen: {{tls: {{cert_file: {there}, key_file: /absent/tls.key}}}}
+        auth:
+          keys_file: /absent/keys.yaml
+        models:
+          - tokenizer: {tmp_path}
+            replicas: [{{url: "https://engine-0:8000"}}]
+            tls:
+              ca_file: /absent/ca.pem
+        """,
+    )
+    warned = [line.partition(": warning: ") for line in lines if "warning" in line]
+    assert [place.partition(": ")[2] for place, _, _ in warned] == [
+        "listen.tls.key_file",
+        "models[0].tls.ca_file",
+        "auth.keys_file",
+    ]
+    assert all(text.startswith("no such file on this machine") for _, _, text in warned)
 
 
 def test_policies_that_match_no_prompts_need_no_tokenizer(tmp_path: Path) -> None:

@@ -47,6 +47,17 @@ def test_new_and_removed_items_are_told_without_their_defaults():
     assert removed.startswith("models[m].replicas[a:1]: removed {")
 
 
+def test_no_value_of_a_header_is_shown():
+    def ruled(value):
+        when = {"path": "/v1/completions", "headers": {"x-token": value}}
+        return config(rules=[{"name": "r", "when": when, "policy": "default"}])
+
+    assert told(ruled("hidden-1"), ruled("hidden-2")) == [
+        'rules[r].when.headers.x-token: "(secret)" -> "(secret)"'
+    ]
+    assert not any("hidden" in line for line in told(config(), ruled("hidden-1")))
+
+
 def test_no_secret_is_shown():
     sha256 = "ab" * 32
     secret = {"name": "m", "api_key": "upstream-secret", "replicas": [{"url": "http://a:1"}]}

@@ -196,7 +196,6 @@ def swap(folder, name, text):
     (folder / "..data_tmp").rename(folder / "..data")
 
 
-@pytest.mark.alone  # counts all memory of the process
 async def test_10_000_rewrites_leave_nothing_behind(path):
     """Far more rewrites than looks: each look sees one whole state, and memory stays flat."""
     state = [json.dumps([f"http://a:{1000 + i}" for i in range(first, 5)]) for first in range(5)]
