@@ -15,7 +15,8 @@ STAMP := $(VENV)/.set-up
 TRUSTED := $(filter-out 0,$(shell $(PY) -c 'print(int(open("$(LOCKED)").read() == "$(CURDIR)"))' 2>/dev/null))
 
 # The caller's Python and pip settings must not reach into .venv. Where packages come from stays the caller's choice.
-unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP PIP_TARGET PIP_PREFIX
+# Without bytecode every one of hundreds of processes would compile all modules again.
+unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONDONTWRITEBYTECODE PIP_TARGET PIP_PREFIX
 export PIP_USER := 0
 export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -126,8 +127,8 @@ measure-redis-chaos: $(STAMP)  ## nine ways in which the gateways' Redis fails, 
 	  $(if $(SECONDS_EACH),--seconds "$(SECONDS_EACH)")
 
 measure-prompts: $(STAMP)  ## what a prompt costs from body to block keys, and what a long one costs others (ROUNDS=40)
-	@$(PY) tests/measure/prompts.py $(if $(ROUNDS),--rounds "$(ROUNDS)")
-	@$(PY) tests/measure/forwarding.py
+	@$(PY) -m tests.measure.prompts $(if $(ROUNDS),--rounds "$(ROUNDS)")
+	@$(PY) -m tests.measure.forwarding
 	@$(PY) -m pytest tests/measure/large_prompts.py -s
 
 measure-tiers: $(STAMP)  ## what L2 is worth by prompt length and clients at once, against what was published

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from loadtests.demo import fleet
-from loadtests.demo.children import ChildError, exit_on_signals
+from loadtests.measurement import BUILD, ROOT, guarded
 
 # Keeps 4 `a10g` replicas busy without long queues: about 16 of these are waiting at any time.
 DEFAULT_USERS = 24
@@ -25,24 +25,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=int, default=DEFAULT_SECONDS, help="length of the run")
     parser.add_argument("--users", type=int, default=DEFAULT_USERS, help="simultaneous users")
     options = parser.parse_args(argv)
-    exit_on_signals()
-    try:
-        with ExitStack() as stack:
-            if options.host:
-                host = options.host.rstrip("/")
-            else:
-                folder = fleet.ROOT / "build" / "loadtest"
-                demo = fleet.running("expected_ttft", folder, fleet.SMALL_CACHE_BLOCKS)
-                host = stack.enter_context(demo).url
-            print(f"{options.users} users for {options.seconds} s against {host}", flush=True)
-            return subprocess.run(  # noqa: S603 - our own arguments, no shell
-                _locust_argv(host, options.seconds, options.users), check=False, cwd=fleet.ROOT
-            ).returncode
-    except ChildError as error:
-        print(f"loadtest: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    return guarded("loadtest", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    with ExitStack() as stack:
+        if options.host:
+            host = options.host.rstrip("/")
+        else:
+            demo = fleet.running("expected_ttft", BUILD / "loadtest", fleet.SMALL_CACHE_BLOCKS)
+            host = stack.enter_context(demo).url
+        print(f"{options.users} users for {options.seconds} s against {host}", flush=True)
+        return subprocess.run(  # noqa: S603 - our own arguments, no shell
+            _locust_argv(host, options.seconds, options.users), check=False, cwd=ROOT
+        ).returncode
 
 
 def _locust_argv(host: str, seconds: int, users: int) -> list[str]:

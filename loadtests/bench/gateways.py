@@ -2,8 +2,6 @@
 
 import http.client
 import os
-import socket
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +11,9 @@ from urllib.parse import urlsplit
 from loadtests.bench.native import Programs
 from loadtests.bench.peers import SGLANG_ROUTER, VLLM_ROUTER, Peer, PeerMissing
 from loadtests.bench.scenarios import BODIES, PATH
-from loadtests.demo.children import Child, ChildError, Children, wait_until
+from loadtests.children import Child, ChildError, Children, wait_until
 from loadtests.demo.fleet import TOKENIZER
+from loadtests.programs import free_ports, gateway_argv
 
 CONFIG: Final = Path(__file__).with_name("config")
 BASELINE: Final = "vllm-router round_robin"
@@ -88,23 +87,18 @@ def start(kind: Kind, children: Children, mock_urls: Sequence[str], peers: Path)
     """
     slug = kind.name.replace(" ", "-")
     if kind.peer is None:
-        child = children.start(slug, warmroute_argv(kind.config or CONFIG))
+        child = children.start(slug, gateway_argv(kind.config or CONFIG))
         port = port_of(child.wait_ready()["url"])
         wait_answering(child, port)
         return Running(kind.name, child, port)
     command = kind.peer.install(peers)
-    port, metrics_port = _free_ports(2)
+    port, metrics_port = free_ports(2)
     child = children.start(slug, kind.peer.argv(command, port, metrics_port, mock_urls))
     try:
         wait_answering(child, port)
     except ChildError as error:
         raise PeerMissing(f"does not serve: {error}") from None
     return Running(kind.name, child, port)
-
-
-def warmroute_argv(config: Path) -> list[str]:
-    """Return how our gateway is started."""
-    return [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config)]
 
 
 def port_of(url: str) -> int:
@@ -137,12 +131,3 @@ def _answers(port: int, body: bytes) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return ports that were free just now: peers cannot be told to choose one themselves."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(bound.getsockname()[1]) for bound in sockets]
-    for bound in sockets:
-        bound.close()
-    return ports

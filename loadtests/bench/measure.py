@@ -1,15 +1,15 @@
 """One run of one scenario against one gateway."""
 
 import json
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadtests.bench import native
-from loadtests.bench.cpu import cpu_s, tree
 from loadtests.bench.gateways import Running
 from loadtests.bench.native import Programs
 from loadtests.bench.scenarios import PATH, Scenario
+from loadtests.programs import fetch
+from loadtests.usage import cpu_s, tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,4 @@ def measure(
 
 
 def _num_requests(mock_urls: Sequence[str]) -> int:
-    total = 0
-    for url in mock_urls:
-        with urllib.request.urlopen(f"{url}/_count", timeout=5) as answer:  # noqa: S310 - our own mock
-            total += json.load(answer)["requests"]
-    return total
+    return sum(json.loads(fetch(f"{url}/_count"))["requests"] for url in mock_urls)

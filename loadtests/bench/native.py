@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from loadtests.measurement import MeasurementError
+
 SOURCES: Final = Path(__file__).with_name("native")
 _FLAGS: Final = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror")
 # The longest run is the soak's, about half a minute; what takes longer hangs.
 _RUN_DEADLINE_S: Final = 120.0
 
 
-class NativeError(Exception):
+class NativeError(MeasurementError):
     """No compiler, a compiler that failed, or a program that did: one line."""
 
 

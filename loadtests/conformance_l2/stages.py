@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from loadtests.children import wait_until
 from loadtests.conformance.cases import CHAT, user
 from loadtests.conformance.traffic import MODEL
 from loadtests.conformance_l2.asking import Reply, ask
@@ -14,7 +15,6 @@ from loadtests.conformance_l2.counters import found_tokens
 from loadtests.conformance_l2.figures import Seen, Timed, Way
 from loadtests.conformance_l2.fleet import CHUNK_TOKENS, NAMES, Fleet
 from loadtests.conformance_l2.prompts import Body, Crossing
-from loadtests.demo.children import wait_until
 
 # LMCache counts through a queue of events.
 _COUNTED_DEADLINE_S: Final = 3.0
@@ -137,7 +137,7 @@ class Run:
         return seen, reply
 
     def _ask(self, body: Body) -> Reply:
-        return ask(self._fleet.url, body)
+        return ask(self._fleet.observer.url, body)
 
     def _found(self, name: str) -> Counter[Way]:
         return found_tokens(self._fleet.lmcache_metrics(name))

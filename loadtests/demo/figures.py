@@ -53,7 +53,7 @@ def figures(answers: Sequence[Answer], num_replicas: int) -> Figures:
         answers: At least one.
         num_replicas: Replicas of the fleet, also those that no request went to.
     """
-    ttfts = sorted(answer.ttft_s for answer in answers if answer.ttft_s is not None)
+    ttfts = [answer.ttft_s for answer in answers if answer.ttft_s is not None]
     prompt_tokens = sum(answer.prompt_tokens for answer in answers)
     cached_tokens = sum(answer.cached_tokens for answer in answers)
     errors = sum(answer.failure is not None for answer in answers)
@@ -64,9 +64,9 @@ def figures(answers: Sequence[Answer], num_replicas: int) -> Figures:
         if answer.replica
     ]
     return Figures(
-        ttft_p50_s=percentile(ttfts, 0.50),
-        ttft_p90_s=percentile(ttfts, 0.90),
-        ttft_p99_s=percentile(ttfts, 0.99),
+        ttft_p50_s=percentile(ttfts, 50),
+        ttft_p90_s=percentile(ttfts, 90),
+        ttft_p99_s=percentile(ttfts, 99),
         ttft_mean_s=sum(ttfts) / len(ttfts) if ttfts else math.nan,
         prefix_hit_ratio=cached_tokens / prompt_tokens if prompt_tokens else 0.0,
         skew=skew(held, num_replicas),
@@ -75,22 +75,19 @@ def figures(answers: Sequence[Answer], num_replicas: int) -> Figures:
     )
 
 
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return a percentile with linear interpolation between the two nearest values.
+def percentile(values: Iterable[float], percent: int) -> float:
+    """Return a percentile by nearest rank: the least value that so many of all do not exceed.
 
     Args:
-        ordered: Values from small to large.
-        share: From 0.0 to 1.0, such as 0.99.
+        values: In any order.
+        percent: From 1 to 100.
 
     Returns:
-        A value in the unit of the values; not-a-number if there are none.
+        One of the values; not-a-number if there are none.
     """
-    if not ordered:
-        return math.nan
-    position = share * (len(ordered) - 1)
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+    ordered = sorted(values)
+    # In whole numbers: 0.07 * 100 is a little more than 7.
+    return ordered[-(-percent * len(ordered) // 100) - 1] if ordered else math.nan
 
 
 def skew(intervals: Iterable[Interval], num_replicas: int) -> float:

@@ -1,8 +1,5 @@
 """The demo fleet: simulated replicas and a gateway, each a process."""
 
-import os
-import sys
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,9 +8,10 @@ from typing import Final
 
 import yaml
 
-from loadtests.demo.children import Child, ChildError, Children, wait_until
+from loadtests.children import Child, ChildError, Children, wait_until
+from loadtests.measurement import ROOT
+from loadtests.programs import environment, fetch, gateway_argv, simulator_argv
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 TOKENIZER: Final = ROOT / "loadtests" / "demo_model"
 MODEL: Final = "demo"
 # An A10G computes 3,200 prompt tokens a second: slow enough that a fleet of them is busy at rates
@@ -26,7 +24,6 @@ NUM_REPLICAS: Final = 4
 SMALL_CACHE_BLOCKS: Final = 2_200
 # From "listens" to "may serve": tokenizer loaded, replicas probed, KV events subscribed.
 _READY_DEADLINE_S: Final = 20.0
-_PROBE_TIMEOUT_S: Final = 2.0
 # One of two workers is missed by all of them once in 30,000 times.
 _PROBES_A_WORKER: Final = 8
 
@@ -71,9 +68,7 @@ def running(
         urls = [replica.wait_ready()["url"] for replica in replicas]
         config = folder / "gateway.yaml"
         config.write_text(gateway_yaml(policy, urls), encoding="utf-8")
-        argv = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config)]
-        argv += ["--workers", str(workers)]
-        gateway = children.start("gateway", argv)
+        gateway = children.start("gateway", gateway_argv(config, "--workers", str(workers)))
         ready = gateway.wait_ready()
         if not wait_until(lambda: _are_ready(ready["url"], workers), _READY_DEADLINE_S):
             raise ChildError(f"the gateway found no replica that is ready; see {gateway.log}")
@@ -105,24 +100,8 @@ def gateway_yaml(policy: str, replica_urls: Sequence[str]) -> str:
 
 
 def _simulator_argv(num_blocks: int | None) -> list[str]:
-    options = {"port": "0", "profile": PROFILE, "model": MODEL, "tokenizer": str(TOKENIZER)}
-    if num_blocks is not None:
-        options["num-blocks"] = str(num_blocks)
-    flags = [part for name, value in options.items() for part in (f"--{name}", value)]
-    return [sys.executable, "-m", "loadtests.simulator", *flags]
-
-
-def environment() -> dict[str, str]:
-    """Return the environment of all processes that a measurement starts."""
-    return {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "PYTHONUNBUFFERED": "1",
-        # Nothing here may go to the network, and many processes share the cores.
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "OMP_NUM_THREADS": "1",
-    }
+    blocks = {} if num_blocks is None else {"num_blocks": num_blocks}
+    return simulator_argv(profile=PROFILE, model=MODEL, tokenizer=TOKENIZER, **blocks)
 
 
 def _are_ready(url: str, workers: int) -> bool:
@@ -132,9 +111,7 @@ def _are_ready(url: str, workers: int) -> bool:
 
 def _is_ready(url: str) -> bool:
     try:
-        with urllib.request.urlopen(  # noqa: S310 - the URL is our own gateway's
-            f"{url}/readyz", timeout=_PROBE_TIMEOUT_S
-        ) as answer:
-            return bool(answer.status == 200)
+        fetch(f"{url}/readyz")
     except OSError:  # URLError, and HTTPError for a 503, are OSErrors
         return False
+    return True

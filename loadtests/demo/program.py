@@ -2,20 +2,18 @@
 
 import argparse
 import asyncio
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 
 from loadtests.demo import fleet, report
-from loadtests.demo.children import ChildError, exit_on_signals
 from loadtests.demo.driver import Tally, drive, tally_of
 from loadtests.demo.figures import Figures, figures
+from loadtests.measurement import Measurement, guarded
 from loadtests.workloads import made, pace, replay
 from loadtests.workloads.sessions import Session
 
@@ -26,60 +24,31 @@ DEFAULT_SEED: Final = 1
 _WATCH_INTERVAL_S: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The command line: see `parse`."""
-
-    once: bool
-    trace: Path | None
-    json: Path
-    seconds: float
-    seed: int
-    workers: int
-
-
-def parse(argv: Sequence[str] | None = None) -> Options:
-    """Read the command line; argparse ends the program on a wrong one."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtests.demo",
-        description="Send the same traffic to 4 simulated replicas under round_robin and under "
-        "expected_ttft, and compare them.",
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo, and return its exit code."""
+    program = Measurement(
+        "loadtests.demo",
+        "Send the same traffic to 4 simulated replicas under round_robin and under expected_ttft, "
+        "and compare them.",
     )
-    build = fleet.ROOT / "build"
-    parser.add_argument("--once", action="store_true", help="exit after the table")
-    parser.add_argument("--trace", type=Path, help="replay these logs: a JSONL file or a folder")
-    parser.add_argument("--json", type=Path, default=build / "demo.json", help="where figures go")
-    parser.add_argument(
+    add = program.options.add_argument
+    add("--once", action="store_true", help="exit after the table")
+    add("--trace", type=Path, help="replay these logs: a JSONL file or a folder")
+    add(
         "--seconds",
         type=_seconds,
         default=DEFAULT_SECONDS,
         help=f"length of a pass, at least 5; the goals hold from {DEFAULT_SECONDS:g}, as in "
         "shorter ones most prompts meet cold caches",
     )
-    parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="seed of the made traffic")
-    parser.add_argument("--workers", type=int, default=1, help="processes of the gateway")
-    return Options(**vars(parser.parse_args(argv)))
+    add("--seed", type=int, default=DEFAULT_SEED, help="seed of the made traffic")
+    add("--workers", type=int, default=1, help="processes of the gateway")
+    options = program.options.parse_args(argv)
+    return guarded(program.name, lambda: _run(program, options))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo.
-
-    Returns:
-        The exit code: 0, 1 where a goal was missed or something did not start, 130 on Ctrl-C.
-    """
-    options = parse(argv)
+def _run(program: Measurement, options: argparse.Namespace) -> int:
     console = Console()
-    exit_on_signals()
-    try:
-        return _run(options, console)
-    except (ChildError, replay.LogError) as error:
-        print(f"demo: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-
-
-def _run(options: Options, console: Console) -> int:
     sessions = _workload(options, console)
     num_blocks = fleet.SMALL_CACHE_BLOCKS if options.trace is None else None
     figures_by_policy: dict[str, Figures] = {}
@@ -102,15 +71,13 @@ def _run(options: Options, console: Console) -> int:
         console.print(f"written to {options.json}", highlight=False, soft_wrap=True)
         baseline, ours = figures_by_policy.values()
         judged = options.trace is None and options.seconds >= DEFAULT_SECONDS
-        missed = report.missed_goals(baseline, ours, full=judged)
-        for line in missed:
-            print(f"demo: {line}", file=sys.stderr)
+        code = program.judge(report.missed_goals(baseline, ours, full=judged))
         if not options.once:
             _stay(console, running)
-    return 1 if missed else 0
+    return code
 
 
-def _workload(options: Options, console: Console) -> list[Session]:
+def _workload(options: argparse.Namespace, console: Console) -> list[Session]:
     if options.trace is None:
         return made.workload(options.seed, options.seconds)
     log = replay.read(options.trace)

@@ -104,14 +104,12 @@ def missed_goals(baseline: Figures, ours: Figures, *, full: bool) -> list[str]:
     missed = []
     errors = baseline.errors + ours.errors
     if errors:
-        missed.append(f"goal: no errors; {errors} requests failed")
+        missed.append(f"no errors; {errors} requests failed")
     if full and not ours.ttft_mean_s <= MAX_TTFT_RATIO * baseline.ttft_mean_s:
         ratio = ours.ttft_mean_s / baseline.ttft_mean_s
-        missed.append(
-            f"goal: mean TTFT at most {MAX_TTFT_RATIO} of round robin's; it was {ratio:.2f}"
-        )
+        missed.append(f"mean TTFT at most {MAX_TTFT_RATIO} of round robin's; it was {ratio:.2f}")
     if full and not ours.skew <= MAX_SKEW:
-        missed.append(f"goal: skew at most {MAX_SKEW}; it was {ours.skew:.2f}")
+        missed.append(f"skew at most {MAX_SKEW}; it was {ours.skew:.2f}")
     return missed
 
 

@@ -1,9 +1,7 @@
 """What several gateways have to show against one, and the table that shows it."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Final
 
 from rich.table import Table
@@ -107,21 +105,7 @@ def table(title: str, found: Sequence[Line], num_gateways: int) -> Table:
 def missed(found: Sequence[Line]) -> list[str]:
     """Return a line for every goal that was missed."""
     return [
-        f"goal: {line.what}: {line.goal}; it was {line.together}, alone {line.alone}"
+        f"{line.what}: {line.goal}; it was {line.together}, alone {line.alone}"
         for line in found
         if not line.met
     ]
-
-
-def write_json(
-    alone: Measured, together: Measured, setting: Mapping[str, object], path: Path
-) -> None:
-    """Write all figures."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {
-        "setting": dict(setting),
-        "one_gateway": asdict(alone),
-        "gateways": asdict(together),
-        "missed": missed(lines(alone, together)),
-    }
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -2,8 +2,6 @@
 
 import json
 import re
-import sys
-import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -11,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from loadtests.demo.children import Child, ChildError, Children, wait_until
-from loadtests.demo.fleet import MODEL, PROFILE, SMALL_CACHE_BLOCKS, TOKENIZER, environment
+from loadtests.children import Child, ChildError, Children, wait_until
+from loadtests.demo.fleet import MODEL, PROFILE, SMALL_CACHE_BLOCKS, TOKENIZER
+from loadtests.programs import environment, fetch, simulator_argv, start_gateway
 from loadtests.redis_server import RedisServer
 from loadtests.rolling.balancer import Backend, Balancer
 from loadtests.rolling.fleet import until
@@ -23,7 +22,6 @@ NUM_REPLICAS: Final = 8
 # carry 14 processes. All times are twice as long, and the CPU that each request costs is not.
 SPEED: Final = 0.5
 _READY_S: Final = 40.0
-_TIMEOUT_S: Final = 5.0
 # By how they ended, and those that the request did not wait for, or that failed.
 _LOOKUPS: Final = re.compile(
     r'^warmroute_(?:index_lookups_total\{result="(\w+)"\}|lookup_(timeouts|failures)_total) (.+)$',
@@ -69,11 +67,9 @@ async def running(num_gateways: int, folder: Path) -> AsyncIterator[Pass]:
             server = RedisServer(children, "redis")
             server.start()
             index = {"backend": "redis", "url": server.url}
-        config = folder / "gateway.json"  # JSON is YAML
-        config.write_text(json.dumps(_config(urls, index), indent=1), encoding="utf-8")
-        argv = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config)]
+        config = _config(urls, index)
         gateways = tuple(
-            children.start(f"gateway-{number}", argv) for number in range(num_gateways)
+            start_gateway(children, f"gateway-{number}", config) for number in range(num_gateways)
         )
         ready = [gateway.wait_ready() for gateway in gateways]
         if not wait_until(lambda: all(_is_whole(one["admin_url"]) for one in ready), _READY_S):
@@ -89,14 +85,13 @@ def num_lookups(admin_urls: Sequence[str]) -> Mapping[str, int]:
     """Return how many look-ups in the shared index gateways made, by how they ended."""
     found: Counter[str] = Counter()
     for admin_url in admin_urls:
-        with urllib.request.urlopen(f"{admin_url}/metrics", timeout=_TIMEOUT_S) as page:  # noqa: S310 - our own
-            for result, given_up, number in _LOOKUPS.findall(page.read().decode()):
-                found[result or given_up] += round(float(number))
+        page = fetch(f"{admin_url}/metrics").decode()
+        for result, given_up, number in _LOOKUPS.findall(page):
+            found[result or given_up] += round(float(number))
     return found
 
 
 def _config(replica_urls: Sequence[str], index: Mapping[str, Any]) -> Mapping[str, Any]:
-    loopback = {"host": "127.0.0.1", "port": 0}
     step = PROFILES[PROFILE].step
     model = {
         "name": MODEL,
@@ -113,36 +108,28 @@ def _config(replica_urls: Sequence[str], index: Mapping[str, Any]) -> Mapping[st
             {"id": f"replica-{number}", "url": url} for number, url in enumerate(replica_urls)
         ],
     }
-    return {
-        "listen": loopback,
-        "admin": loopback,
-        "policies": {"fleet": {"kind": "expected_ttft"}},
-        "models": [model],
-        "index": index,
-    }
+    policies = {"fleet": {"kind": "expected_ttft"}}
+    return {"policies": policies, "models": [model], "index": index}
 
 
 def _simulator_argv() -> list[str]:
-    options = {
-        "port": "0",
-        "profile": PROFILE,
-        "model": MODEL,
-        "tokenizer": str(TOKENIZER),
-        "num-blocks": str(SMALL_CACHE_BLOCKS),
-        "speed": str(SPEED),
-    }
-    flags = [part for name, value in options.items() for part in (f"--{name}", value)]
     # They stand for other machines, so their processes yield to the gateways and to Redis.
-    return ["nice", sys.executable, "-m", "loadtests.simulator", *flags]
+    return [
+        "nice",
+        *simulator_argv(
+            profile=PROFILE,
+            model=MODEL,
+            tokenizer=TOKENIZER,
+            num_blocks=SMALL_CACHE_BLOCKS,
+            speed=SPEED,
+        ),
+    ]
 
 
 def _is_whole(admin_url: str) -> bool:
     """Return whether a gateway has all replicas ready, and knows who follows their events."""
     try:
-        with urllib.request.urlopen(  # noqa: S310 - our own gateway's
-            f"{admin_url}/admin/status", timeout=_TIMEOUT_S
-        ) as answer:
-            replicas = json.load(answer)["models"][0]["replicas"]
+        replicas = json.loads(fetch(f"{admin_url}/admin/status"))["models"][0]["replicas"]
     except OSError:
         return False
     return [one["state"] for one in replicas] == ["ready"] * NUM_REPLICAS

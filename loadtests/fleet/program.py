@@ -3,26 +3,25 @@
 import argparse
 import asyncio
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 
-from loadtests.bench.cpu import cpu_s
-from loadtests.demo.children import ChildError, exit_on_signals
 from loadtests.demo.client import Answer
 from loadtests.demo.driver import drive, tally_of
 from loadtests.demo.figures import figures
-from loadtests.demo.fleet import MODEL, ROOT
+from loadtests.demo.fleet import MODEL
 from loadtests.demo.report import failures
 from loadtests.fleet import goals
 from loadtests.fleet.goals import Measured
 from loadtests.fleet.processes import NUM_REPLICAS, SPEED, Pass, num_lookups, running
+from loadtests.measurement import Measurement, Report
+from loadtests.usage import cpu_s
 from loadtests.workloads import made
 
 DEFAULT_GATEWAYS: Final = 4
@@ -51,42 +50,28 @@ class _Sums:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the measurement.
-
-    Returns:
-        The exit code: 0, 1 where a goal was missed or something did not start, 130 on Ctrl-C.
-    """
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtests.fleet",
-        description="Send the demo's traffic to 8 simulated replicas through one gateway and "
-        "through several behind a round-robin TCP balancer, and compare.",
+    """Run the measurement, and return its exit code."""
+    program = Measurement(
+        "loadtests.fleet",
+        "Send the demo's traffic to 8 simulated replicas through one gateway and through several "
+        "behind a round-robin TCP balancer, and compare.",
     )
-    add = parser.add_argument
+    add = program.options.add_argument
     add("--gateways", type=int, default=DEFAULT_GATEWAYS, help="that share one Redis; at least 2")
     add("--rounds", type=int, default=DEFAULT_ROUNDS, help="passes of each set-up, in turns")
     add("--seconds", type=float, default=DEFAULT_SECONDS, help="length of a pass")
     add("--seed", type=int, default=DEFAULT_SEED, help="of the traffic")
-    add("--json", type=Path, default=ROOT / "build" / "fleet.json", help="for the figures")
-    options = parser.parse_args(argv)
-    exit_on_signals()
-    try:
-        return asyncio.run(_run(options))
-    except ChildError as error:
-        print(f"fleet: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    return program.run(argv, lambda options, folder: asyncio.run(_measure(options, folder)))
 
 
-async def _run(options: argparse.Namespace) -> int:
+async def _measure(options: argparse.Namespace, folder: Path) -> Report:
     console = Console(width=_TABLE_WIDTH)
     sums = {1: _Sums(), options.gateways: _Sums()}
     for number in range(options.rounds):
         # The second round the other way round: what the machine does beside this favours nobody.
         for num_gateways in sorted(sums, reverse=number % 2 == 1):
             console.print(f"round {number + 1}: {num_gateways} gateways, {NUM_REPLICAS} replicas")
-            folder = options.json.parent / "fleet" / f"{number + 1}-{num_gateways}"
-            async with running(num_gateways, folder) as started:
+            async with running(num_gateways, folder / f"{number + 1}-{num_gateways}") as started:
                 await _pass(started, options, sums[num_gateways], console)
     alone, together = sums[1].measured(), sums[options.gateways].measured()
     found = goals.lines(alone, together)
@@ -98,12 +83,8 @@ async def _run(options: argparse.Namespace) -> int:
     )
     setting = {"gateways": options.gateways, "replicas": NUM_REPLICAS, "speed": SPEED}
     setting |= {"rounds": options.rounds, "seconds": options.seconds, "seed": options.seed}
-    goals.write_json(alone, together, setting, options.json)
-    console.print(f"written to {options.json}", highlight=False, soft_wrap=True)
-    missed = goals.missed(found)
-    for line in missed:
-        print(f"fleet: {line}", file=sys.stderr)
-    return 1 if missed else 0
+    figures_of = {"one_gateway": asdict(alone), "gateways": asdict(together)}
+    return Report({"setting": setting, **figures_of}, goals.missed(found))
 
 
 async def _pass(started: Pass, options: argparse.Namespace, sums: _Sums, console: Console) -> None:

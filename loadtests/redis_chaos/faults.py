@@ -5,13 +5,13 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from loadtests.demo.children import Child, ChildError, Children
+from loadtests.children import Child, ChildError, Children
+from loadtests.programs import free_ports
 from loadtests.redis_chaos.proxy import Proxy
-from loadtests.redis_server import RedisServer, find_program, free_port
+from loadtests.redis_server import RedisServer, find_program
 from loadtests.rolling.fleet import exit_code, until
 
 LATENCY_S: Final = 0.05
@@ -38,21 +38,21 @@ class Setting:
 
 
 @asynccontextmanager
-async def stopped(children: Children, _folder: Path) -> AsyncIterator[Setting]:
+async def stopped(children: Children) -> AsyncIterator[Setting]:
     """It is stopped in good order, and comes back empty."""
     server = _server(children, "stopped")
     yield Setting(server.url, lambda held_s: _ended(server, signal.SIGTERM, held_s))
 
 
 @asynccontextmanager
-async def killed(children: Children, _folder: Path) -> AsyncIterator[Setting]:
+async def killed(children: Children) -> AsyncIterator[Setting]:
     """It is killed, and comes back empty."""
     server = _server(children, "killed")
     yield Setting(server.url, lambda held_s: _ended(server, signal.SIGKILL, held_s))
 
 
 @asynccontextmanager
-async def paused(children: Children, _folder: Path) -> AsyncIterator[Setting]:
+async def paused(children: Children) -> AsyncIterator[Setting]:
     """It hangs: connections stay, nothing answers."""
     server = _server(children, "paused")
 
@@ -65,7 +65,7 @@ async def paused(children: Children, _folder: Path) -> AsyncIterator[Setting]:
 
 
 @asynccontextmanager
-async def wiped(children: Children, _folder: Path) -> AsyncIterator[Setting]:
+async def wiped(children: Children) -> AsyncIterator[Setting]:
     """Somebody flushes it."""
     server = _server(children, "wiped")
 
@@ -77,7 +77,7 @@ async def wiped(children: Children, _folder: Path) -> AsyncIterator[Setting]:
 
 
 @asynccontextmanager
-async def read_only(children: Children, _folder: Path) -> AsyncIterator[Setting]:
+async def read_only(children: Children) -> AsyncIterator[Setting]:
     """It becomes the replica of another one: it answers reads and refuses writes."""
     server, other = _server(children, "read-only"), _server(children, "other")
 
@@ -90,21 +90,21 @@ async def read_only(children: Children, _folder: Path) -> AsyncIterator[Setting]
 
 
 @asynccontextmanager
-async def failed_over(children: Children, folder: Path) -> AsyncIterator[Setting]:
+async def failed_over(children: Children) -> AsyncIterator[Setting]:
     """The primary is killed, and a sentinel promotes its replica."""
     primary = _server(children, "primary")
     options = ("--replicaof", f"127.0.0.1 {primary.port}")
     RedisServer(children, "secondary", options=options).start()
-    port = free_port()
+    [port] = free_ports(1)
     lines = [
         f"port {port}",
         "bind 127.0.0.1",
-        f"dir {folder}",
+        f"dir {children.folder}",
         f"sentinel monitor chaos 127.0.0.1 {primary.port} 1",
         f"sentinel down-after-milliseconds chaos {_DOWN_AFTER_MS}",
         "sentinel failover-timeout chaos 5000",
     ]
-    config = folder / "sentinel.conf"
+    config = children.folder / "sentinel.conf"
     config.write_text("\n".join([*lines, ""]), encoding="utf-8")
     children.start("sentinel", [find_program(), str(config), "--sentinel"])
     sentinel = RedisServer(children, "sentinel", port)  # only to ask
@@ -126,7 +126,7 @@ async def failed_over(children: Children, folder: Path) -> AsyncIterator[Setting
 
 
 @asynccontextmanager
-async def slow(children: Children, _folder: Path) -> AsyncIterator[Setting]:
+async def slow(children: Children) -> AsyncIterator[Setting]:
     """Every round trip takes 50 ms longer."""
     async with Proxy(_server(children, "slow").port) as proxy:
 
@@ -139,7 +139,7 @@ async def slow(children: Children, _folder: Path) -> AsyncIterator[Setting]:
 
 
 @asynccontextmanager
-async def full(children: Children, _folder: Path) -> AsyncIterator[Setting]:
+async def full(children: Children) -> AsyncIterator[Setting]:
     """Its memory is full and nothing may be evicted: it answers reads and refuses writes."""
     server = _server(children, "full", "--maxmemory-policy", "noeviction")
 
@@ -152,7 +152,7 @@ async def full(children: Children, _folder: Path) -> AsyncIterator[Setting]:
 
 
 @asynccontextmanager
-async def reset(children: Children, _folder: Path) -> AsyncIterator[Setting]:
+async def reset(children: Children) -> AsyncIterator[Setting]:
     """Connections are reset ten times a second."""
     async with Proxy(_server(children, "reset").port) as proxy:
 
@@ -190,7 +190,7 @@ async def _ended(server: RedisServer, how: signal.Signals, held_s: float) -> Non
     await until(lambda: asyncio.to_thread(server.answers), "the server is back")
 
 
-FAULTS: Final[Mapping[str, Callable[[Children, Path], AbstractAsyncContextManager[Setting]]]] = (
+FAULTS: Final[Mapping[str, Callable[[Children], AbstractAsyncContextManager[Setting]]]] = (
     MappingProxyType(
         {
             "stop": stopped,

@@ -2,15 +2,13 @@
 
 import asyncio
 import json
-import sys
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
-from loadtests.demo.children import Child, Children
+from loadtests.children import Child, Children
 from loadtests.demo.fleet import MODEL, TOKENIZER
+from loadtests.programs import fetch, simulator_argv, start_gateway
 from loadtests.redis_chaos.traffic import NUM_TOPICS, question
 from loadtests.rolling.fleet import exit_code, until
 
@@ -18,7 +16,6 @@ NUM_GATEWAYS: Final = 2
 NUM_REPLICAS: Final = 3
 # Engines so fast that what a request takes is the gateway's and the machine's.
 _SPEED: Final = 50
-_TIMEOUT_S: Final = 5.0
 _START_S: Final = 40.0
 # Of all topics; each of these is looked up at each gateway.
 _NUM_PROBES: Final = 8
@@ -35,7 +32,7 @@ class Gateway:
     async def is_whole(self) -> bool:
         """Return whether all replicas are ready for it."""
         try:
-            told = json.loads(await asyncio.to_thread(_fetch, f"{self.admin_url}/admin/status"))
+            told = json.loads(await asyncio.to_thread(fetch, f"{self.admin_url}/admin/status"))
         except OSError:
             return False
         replicas = told["models"][0]["replicas"]
@@ -44,7 +41,7 @@ class Gateway:
     async def knows(self, topic: int) -> Mapping[str, int]:
         """Return how many tokens of a topic each replica is confirmed to hold, as far as known."""
         body = json.dumps(question(topic, 0)).encode()
-        told = json.loads(await asyncio.to_thread(_fetch, f"{self.admin_url}/admin/explain", body))
+        told = json.loads(await asyncio.to_thread(fetch, f"{self.admin_url}/admin/explain", body))
         if told["rung"] != "precise":
             return {}
         return {one["replica"]: one["matched_tokens"]["confirmed_L0"] for one in told["candidates"]}
@@ -55,7 +52,6 @@ class Fleet:
     """Replicas that stay, and gateways that are fresh for each scenario."""
 
     children: Children
-    folder: Path
     urls: list[str] = field(default_factory=list)
     _num_started: int = 0
 
@@ -65,8 +61,7 @@ class Fleet:
         Raises:
             ChildError: One did not start.
         """
-        options = ("--model", MODEL, "--tokenizer", str(TOKENIZER), "--speed", str(_SPEED))
-        argv = [sys.executable, "-m", "loadtests.simulator", "--port", "0", *options]
+        argv = simulator_argv(model=MODEL, tokenizer=TOKENIZER, speed=_SPEED)
         started = [self.children.start(f"replica-{n}", argv) for n in range(NUM_REPLICAS)]
         self.urls = [(await asyncio.to_thread(one.wait_ready))["url"] for one in started]
 
@@ -76,13 +71,11 @@ class Fleet:
         Raises:
             ChildError: One did not start, or is not ready in time.
         """
-        config = self.folder / "gateway.json"  # JSON is YAML
-        config.write_text(json.dumps(self._config(index_url)), encoding="utf-8")
-        argv = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config)]
         started = []
         for _ in range(NUM_GATEWAYS):
             self._num_started += 1
-            started.append(self.children.start(f"gateway-{self._num_started}", argv))
+            name = f"gateway-{self._num_started}"
+            started.append(start_gateway(self.children, name, self._config(index_url)))
         found = []
         for child in started:
             ready = await asyncio.to_thread(child.wait_ready)
@@ -92,11 +85,9 @@ class Fleet:
         return found
 
     def _config(self, index_url: str) -> Mapping[str, Any]:
-        loopback = {"host": "127.0.0.1", "port": 0}
         replicas = [{"id": f"replica-{n}", "url": url} for n, url in enumerate(self.urls)]
         model = {"name": MODEL, "tokenizer": str(TOKENIZER), "replicas": replicas}
-        index = {"backend": "redis", "url": index_url}
-        return {"listen": loopback, "admin": loopback, "models": [model], "index": index}
+        return {"models": [model], "index": {"backend": "redis", "url": index_url}}
 
 
 async def stop(gateways: Sequence[Gateway]) -> None:
@@ -113,9 +104,3 @@ async def agree(gateways: Sequence[Gateway]) -> bool:
         if any(one != known[0] for one in known) or not any(known[0].values()):
             return False
     return True
-
-
-def _fetch(url: str, body: bytes | None = None) -> bytes:
-    with urllib.request.urlopen(url, body, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - our own
-        found: bytes = answer.read()
-    return found

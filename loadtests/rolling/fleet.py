@@ -2,16 +2,15 @@
 
 import asyncio
 import json
-import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from loadtests.demo.children import START_DEADLINE_S, Child, ChildError, Children
+from loadtests.children import START_DEADLINE_S, Child, ChildError, Children
 from loadtests.demo.fleet import MODEL, TOKENIZER
+from loadtests.programs import fetch, simulator_argv, start_gateway
 
 # A replica that drains, a gateway that learns of it: seconds, on a machine that is busy.
 DEADLINE_S: Final = 30.0
@@ -40,13 +39,13 @@ class Gateway:
 
     async def status(self) -> Mapping[str, Mapping[str, Any]]:
         """Return what the gateway says of its replicas, by name."""
-        told = json.loads(await asyncio.to_thread(_get, f"{self.admin_url}/admin/status"))
+        told = json.loads(await asyncio.to_thread(fetch, f"{self.admin_url}/admin/status"))
         return {one["id"]: one for model in told["models"] for one in model["replicas"]}
 
     async def is_ready(self) -> bool:
         """Return whether /readyz says so."""
         try:
-            await asyncio.to_thread(_get, f"{self.url}/readyz")
+            await asyncio.to_thread(fetch, f"{self.url}/readyz")
         except OSError:  # an HTTPError for a 503, too
             return False
         return True
@@ -63,13 +62,11 @@ class Fleet:
     """Starts and stops processes; the list of replicas is a file, as a platform would write it.
 
     Attributes:
-        children: Ends them all.
-        folder: For the list and the configuration.
+        children: Ends them all; the list lies in its folder.
         replicas: Those in the list, in order.
     """
 
     children: Children
-    folder: Path
     replicas: list[Replica] = field(default_factory=list)
     _num_started: int = 0
 
@@ -97,11 +94,9 @@ class Fleet:
         Raises:
             ChildError: It did not start, or is not ready in time.
         """
-        config = self.folder / "gateway.json"  # JSON is YAML
-        config.write_text(json.dumps(self._config()), encoding="utf-8")
-        argv = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config)]
         self._num_started += 1
-        gateway = Gateway(self.children.start(f"gateway-{self._num_started}", argv))
+        name = f"gateway-{self._num_started}"
+        gateway = Gateway(start_gateway(self.children, name, self._config()))
         ready = await _ready_line(gateway.child)
         gateway.url, gateway.admin_url = ready["url"], ready["admin_url"]
         await until(gateway.is_ready, f"{gateway.child.name} is ready")
@@ -110,35 +105,33 @@ class Fleet:
     def write_list(self) -> None:
         """Put the list of replicas in the place of the old one."""
         found = [{"url": replica.url, "name": replica.name} for replica in self.replicas]
-        new = self.folder / "replicas.new"
+        new = self.children.folder / "replicas.new"
         new.write_text(json.dumps(found), encoding="utf-8")
         new.rename(self._list)
 
     @property
     def _list(self) -> Path:
-        return self.folder / "replicas.json"
+        return self.children.folder / "replicas.json"
 
     def _start_replica(self, port: int) -> Replica:
         self._num_started += 1
         name = f"replica-{self._num_started}"
-        argv = [sys.executable, "-m", "loadtests.simulator", "--port", str(port), "--model", MODEL]
-        return Replica(name, self.children.start(name, [*argv, "--tokenizer", str(TOKENIZER)]))
+        argv = simulator_argv(port=port, model=MODEL, tokenizer=TOKENIZER)
+        return Replica(name, self.children.start(name, argv))
 
     async def _ready(self, replica: Replica) -> Replica:
         replica.url = (await _ready_line(replica.child))["url"]
         return replica
 
     def _config(self) -> Mapping[str, Any]:
-        loopback = {"host": "127.0.0.1", "port": 0}
         discovery = [{"kind": "file", "path": str(self._list)}]
         model = {"name": MODEL, "tokenizer": str(TOKENIZER), "discovery": discovery}
-        times = {"drain_notice_s": _DRAIN_NOTICE_S}
-        return {"listen": loopback, "admin": loopback, "models": [model], "timeouts": times}
+        return {"models": [model], "timeouts": {"drain_notice_s": _DRAIN_NOTICE_S}}
 
 
 async def is_idle(replica: Replica) -> bool:
     """Return whether a replica has neither running nor waiting requests, as it says itself."""
-    page = await asyncio.to_thread(_get, f"{replica.url}/metrics")
+    page = (await asyncio.to_thread(fetch, f"{replica.url}/metrics")).decode()
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
     lines = [line for line in page.splitlines() if line.startswith(names)]
     return bool(lines) and all(float(line.rpartition(" ")[2]) == 0.0 for line in lines)
@@ -176,8 +169,3 @@ async def _ready_line(child: Child) -> Mapping[str, Any]:
 
     await until(ready_or_ended, f"{child.name} serves; see {child.log}", START_DEADLINE_S)
     return child.wait_ready(_TIMEOUT_S)
-
-
-def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - our own child's
-        return str(answer.read().decode())

@@ -8,19 +8,10 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
+from loadtests.goals import Findings, Line, at_most, none
 from loadtests.rolling.balancer import Backend, Balancer
 from loadtests.rolling.fleet import Fleet, Gateway, Replica, exit_code, is_idle, until
-from loadtests.rolling.goals import (
-    MAX_BACK_S,
-    MAX_EJECT_S,
-    MAX_NEW_S,
-    Line,
-    Scenario,
-    at_most,
-    none,
-    sent,
-    unharmed,
-)
+from loadtests.rolling.goals import MAX_BACK_S, MAX_EJECT_S, MAX_NEW_S, sent, unharmed
 from loadtests.rolling.traffic import Outcome, Traffic, failures
 
 # Between a replica's last place in the list and its stop signal, as a pod's preStop.
@@ -33,7 +24,7 @@ _LOG_PRECISION_S: Final = 0.002
 _START_MARGIN_S: Final = 0.2
 
 
-async def roll_replicas(fleet: Fleet, rate_per_s: float, count: int) -> Scenario:
+async def roll_replicas(fleet: Fleet, rate_per_s: float, count: int) -> Findings:
     """Replace replicas one by one: out of the list, idle, stopped; then a new one into the list."""
     gateway = await fleet.start_gateway()
     first_request_s: list[float | None] = []
@@ -48,7 +39,7 @@ async def roll_replicas(fleet: Fleet, rate_per_s: float, count: int) -> Scenario
             first_request_s.append(await traffic.served_by(new.name, ready_at, MAX_BACK_S))
         await asyncio.sleep(_STEADY_S)
     await _stop(gateway)
-    return Scenario(
+    return Findings(
         f"Rolling restart of {count} replicas, {rate_per_s:g} requests/s",
         [
             *unharmed(traffic.outcomes),
@@ -57,9 +48,9 @@ async def roll_replicas(fleet: Fleet, rate_per_s: float, count: int) -> Scenario
     )
 
 
-async def roll_gateways(fleet: Fleet, rate_per_s: float, count: int) -> Scenario:
+async def roll_gateways(fleet: Fleet, rate_per_s: float, count: int) -> Findings:
     """Replace gateways one by one behind a TCP balancer, by SIGTERM."""
-    gateways = [await fleet.start_gateway() for _ in range(count)]
+    gateways = await asyncio.gather(*(fleet.start_gateway() for _ in range(count)))
     codes: list[int | None] = []
     took_s: list[float] = []
     async with Balancer([_backend(gateway) for gateway in gateways]) as balancer:
@@ -73,7 +64,7 @@ async def roll_gateways(fleet: Fleet, rate_per_s: float, count: int) -> Scenario
                 balancer.backends.remove(backend)
                 balancer.backends.append(_backend(await fleet.start_gateway()))
             await asyncio.sleep(_STEADY_S)
-    return Scenario(
+    return Findings(
         f"Rolling restart of {count} gateways behind a TCP balancer, {rate_per_s:g} requests/s",
         [
             *unharmed(traffic.outcomes),
@@ -84,7 +75,7 @@ async def roll_gateways(fleet: Fleet, rate_per_s: float, count: int) -> Scenario
     )
 
 
-async def kill_replica(fleet: Fleet, rate_per_s: float) -> Scenario:
+async def kill_replica(fleet: Fleet, rate_per_s: float) -> Findings:
     """Kill a replica in the middle of its streams, and bring it back at its address."""
     gateway = await fleet.start_gateway()
     victim = fleet.replicas[0]
@@ -102,7 +93,7 @@ async def kill_replica(fleet: Fleet, rate_per_s: float) -> Scenario:
         await asyncio.sleep(_STEADY_S)
     await _stop(gateway)
     fleet.replicas[0] = Replica(victim.name, back.child, back.url)
-    return Scenario(
+    return Findings(
         f"kill -9 of one replica, {rate_per_s:g} requests/s",
         [
             sent(traffic.outcomes),
@@ -184,7 +175,7 @@ def came_s(line: Mapping[str, Any]) -> float:
     return ended - float(line["duration_s"])
 
 
-SCENARIOS: Final[Mapping[str, Callable[[Fleet, float], Awaitable[Scenario]]]] = MappingProxyType(
+SCENARIOS: Final[Mapping[str, Callable[[Fleet, float], Awaitable[Findings]]]] = MappingProxyType(
     {
         "replicas": lambda fleet, rate: roll_replicas(fleet, rate, len(fleet.replicas)),
         "gateways": lambda fleet, rate: roll_gateways(fleet, rate, 2),

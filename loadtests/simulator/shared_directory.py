@@ -31,7 +31,8 @@ class DirectoryOptions:
         chunk_tokens: Tokens a file.
         world_size: Files a chunk.
         dtype: In process only.
-        token_bytes: Size of the KV data of one token over all ranks; 0 writes a header alone.
+        token_bytes: Size of the KV data of one token over all ranks; 0 writes a few bytes, as an
+            empty file is no chunk.
     """
 
     path: Path
@@ -79,7 +80,7 @@ class SharedDirectory:
         path = self._options.path / name
         if path.exists():
             return
-        body = bytes(self._options.token_bytes * self._options.chunk_tokens)
+        body = bytes(max(1, self._options.token_bytes * self._options.chunk_tokens))
         header = b"" if self._options.mode == "multiprocess" else _HEADER.pack(len(body), *[0] * 6)
         # Several replicas write the same chunk: each through a name of its own.
         part = path.with_name(f"{name}.{os.getpid()}.tmp")

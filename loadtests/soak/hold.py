@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from loadtests.bench.cpu import cpu_s, tree
+from loadtests.usage import cpu_s, tree
 
 _SETTLE_S: Final = 1.0
 _WATCH_S: Final = 2.0

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
+from loadtests.demo.figures import percentile
+
 _INTERVAL_S: Final = 0.1
 # Kubernetes waits 1 s by default; waiting longer shows how late a late answer is.
 _TIMEOUT_S: Final = 5.0
@@ -25,12 +27,6 @@ class Liveness:
     answered: int
     failed: int
     p99_s: float | None
-
-
-def p99(values: list[float]) -> float | None:
-    """Return the 99th percentile, so that one of 100 values lies above it; None for no values."""
-    ordered = sorted(values)
-    return ordered[int(0.99 * (len(ordered) - 1))] if ordered else None
 
 
 class Probes:
@@ -62,7 +58,8 @@ class Probes:
 
     def found(self) -> Liveness:
         """Return what was met; after the block."""
-        return Liveness(len(self._answers_s), self._failed, p99(self._answers_s))
+        p99_s = percentile(self._answers_s, 99) if self._answers_s else None
+        return Liveness(len(self._answers_s), self._failed, p99_s)
 
     def _run(self) -> None:
         while not self._stop.wait(_INTERVAL_S):

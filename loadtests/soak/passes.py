@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from loadtests.bench import gateways, native
-from loadtests.bench.cpu import cpu_s, tree
 from loadtests.bench.native import Programs
 from loadtests.bench.scenarios import PATH
-from loadtests.demo.children import Child, ChildError, Children
+from loadtests.children import Child, ChildError, Children
+from loadtests.programs import gateway_argv
 from loadtests.soak.hold import Held, hold, idle_cores
 from loadtests.soak.liveness import Liveness, Probes
+from loadtests.usage import cpu_s, tree
 
 # A fast reader's pace, and vLLM's on a busy GPU.
 EVENT_INTERVAL_S: Final = 0.05
@@ -154,5 +155,5 @@ def _answers(gateway: Child, port: int) -> bool:
 
 
 def _limited_argv(open_files: int) -> list[str]:
-    command = shlex.join(gateways.warmroute_argv(gateways.CONFIG / "round_robin.yaml"))
+    command = shlex.join(gateway_argv(gateways.CONFIG / "round_robin.yaml"))
     return ["/bin/sh", "-c", f"ulimit -n {open_files} && exec {command}"]

@@ -1,9 +1,6 @@
-"""What `make soak` shows, writes and demands."""
+"""What `make soak` shows and demands."""
 
-import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Final
 
 from rich.table import Table
@@ -52,13 +49,6 @@ def missed_goals(found: Pass, load: Load) -> list[str]:
     if not found.survived:
         missed.append("the gateway lives and answers afterwards")
     return [f"{found.open_files} open files: {line}" for line in missed]
-
-
-def write_json(passes: Sequence[Pass], missed: Sequence[str], path: Path) -> None:
-    """Write all figures."""
-    content = {"passes": [asdict(found) for found in passes], "missed": list(missed)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _is_fine(found: Liveness) -> bool:

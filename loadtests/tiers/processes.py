@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,9 +12,9 @@ from typing import Final
 import msgspec
 import yaml
 
-from loadtests.demo.children import ChildError, Children
+from loadtests.children import ChildError, Children
 from loadtests.demo.client import Answer, ask
-from loadtests.demo.fleet import environment
+from loadtests.programs import environment, simulator_argv
 from loadtests.tiers.sweep import Way
 from loadtests.tiers.virtual import ANSWER_TOKENS, BLOCK_SIZE, Prompt
 from loadtests.workloads.sessions import TimedRequest
@@ -146,12 +145,5 @@ def _request(prompt: Prompt) -> TimedRequest:
 
 
 def _argv(profile: Path, speed: float = 1.0) -> list[str]:
-    options = {
-        "port": "0",
-        "model": MODEL,
-        "profile": str(profile),
-        "block-size": str(BLOCK_SIZE),
-        "speed": str(speed),
-    }
-    flags = [part for name, value in options.items() for part in (f"--{name}", value)]
-    return [sys.executable, "-m", "loadtests.simulator", *flags, "--no-kv-events"]
+    timed = {"profile": profile, "speed": speed}
+    return [*simulator_argv(model=MODEL, block_size=BLOCK_SIZE, **timed), "--no-kv-events"]

@@ -1,9 +1,7 @@
 """The measurement from start to end."""
 
 import argparse
-import json
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,8 +10,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from loadtests.demo.children import ChildError, exit_on_signals
-from loadtests.demo.fleet import ROOT
+from loadtests.measurement import Measurement, Report
 from loadtests.tiers import report
 from loadtests.tiers.fit import Line, fit, fit_latency
 from loadtests.tiers.goals import Figure, Measured, figures, loadable_tokens, missed_goals
@@ -46,36 +43,27 @@ _TABLE_WIDTH: Final = 120
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the measurement.
-
-    Returns:
-        The exit code: 0, 1 where a goal was missed or something did not start, 130 on Ctrl-C.
-    """
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtests.tiers",
-        description="TTFT with and without L2 by prompt length and clients at once, on simulated "
-        "replicas with an A10G's times, beside what was published of it.",
+    """Run the measurement, and return its exit code."""
+    program = Measurement(
+        "loadtests.tiers",
+        "TTFT with and without L2 by prompt length and clients at once, on simulated replicas "
+        "with an A10G's times, beside what was published of it. Draws an SVG beside the figures.",
     )
-    default = ROOT / "build" / "tiers.json"
-    parser.add_argument("--json", type=Path, default=default, help="for the figures; SVG beside")
-    parser.add_argument("--virtual", action="store_true", help="without processes: some seconds")
-    options = parser.parse_args(argv)
-    exit_on_signals()
-    try:
-        found = measure(options.json.parent / "tiers", virtual_only=options.virtual)
-    except ChildError as error:
-        print(f"tiers: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    add = program.options.add_argument
+    add("--virtual", action="store_true", help="without processes: some seconds")
+    return program.run(argv, _report)
+
+
+def _report(options: argparse.Namespace, folder: Path) -> Report:
+    found = measure(folder, virtual_only=options.virtual)
     console = Console(width=_TABLE_WIDTH)
     for table in report.tables(found):
         console.print(table)
-    missed = missed_goals(found)
-    _write(options.json, found, missed)
-    for line in missed:
-        print(f"tiers: goal: {line}", file=sys.stderr)
-    return 1 if missed else 0
+    drawn: Path = options.json.with_suffix(".svg")
+    drawn.parent.mkdir(parents=True, exist_ok=True)
+    drawn.write_text(svg(report.charts(found)), encoding="utf-8")
+    print(f"drawn to {drawn}")
+    return Report(_figures_of(found), missed_goals(found))
 
 
 def measure(folder: Path, *, virtual_only: bool = False) -> Measured:
@@ -139,12 +127,11 @@ def _in_processes(
     return found
 
 
-def _write(path: Path, found: Measured, missed: Sequence[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _figures_of(found: Measured) -> Mapping[str, Any]:
     by_clients = {
         clients: [one for one in found.cells if one.clients == clients] for clients in CONCURRENCIES
     }
-    content: Mapping[str, Any] = {
+    return {
         "cores": os.cpu_count(),
         "total_s": round(found.total_s, 1),
         "fit": {**asdict(found.line), "bytes_s": found.line.bytes_s},
@@ -165,9 +152,4 @@ def _write(path: Path, found: Measured, missed: Sequence[str]) -> None:
             clients: [asdict(turn) for turn in turns] for clients, turns in found.chats.items()
         },
         "processes": report.as_json(found.processes),
-        "missed": missed,
     }
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    drawn = path.with_suffix(".svg")
-    drawn.write_text(svg(report.charts(found)), encoding="utf-8")
-    print(f"written to {path} and {drawn}")

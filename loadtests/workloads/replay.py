@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+from loadtests.measurement import MeasurementError
 from loadtests.workloads import log_fields
 from loadtests.workloads.sessions import Message, Session, Turn
 
@@ -31,7 +32,7 @@ _LONGEST_GAP: Final = 3.0
 _SUFFIXES: Final = (".jsonl", ".ndjson")
 
 
-class LogError(Exception):
+class LogError(MeasurementError):
     """A path cannot be read as a log: one line that says what, where, and what to do."""
 
 

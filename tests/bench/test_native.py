@@ -13,7 +13,7 @@ from loadtests.bench import native
 from loadtests.bench.gateways import environment, port_of, start_mocks
 from loadtests.bench.native import NativeError, Programs
 from loadtests.bench.scenarios import BODIES, PATH
-from loadtests.demo.children import Children
+from loadtests.children import Children
 
 
 @pytest.fixture(scope="module")

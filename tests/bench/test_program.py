@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from loadtests.bench import peers
-from loadtests.bench.cpu import cpu_s, tree
 from loadtests.bench.peers import Peer, PeerMissing
-from loadtests.bench.program import main, parse
-from loadtests.demo.children import Children
+from loadtests.bench.program import main
+from loadtests.children import Children
+from loadtests.usage import cpu_s, tree
 
 
 def test_a_run_against_our_gateway_alone(
@@ -31,7 +31,7 @@ def test_a_run_against_our_gateway_alone(
 
 def test_an_unknown_scenario_is_named(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
-        parse(["--scenarios", "shrt"])
+        main(["--scenarios", "shrt"])
     assert "no scenario 'shrt'; there are short, 8k, 64k, s64p" in capsys.readouterr().err
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from loadtests.demo.client import Answer, Failure
-from loadtests.rolling.goals import Line, Scenario, at_most, missed, none, table, unharmed
+from loadtests.goals import Findings, Line, at_most, none
+from loadtests.rolling.goals import unharmed
 from loadtests.rolling.traffic import Outcome, failures
 from loadtests.scale.program import Found
 
@@ -15,7 +16,7 @@ BOTH = [Outcome(True, FINE), Outcome(False, FINE)]
 
 
 def test_traffic_without_a_failure_meets_its_goals():
-    assert missed([Scenario("t", unharmed(BOTH))]) == []
+    assert Findings("t", unharmed(BOTH)).missed() == []
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def test_traffic_without_a_failure_meets_its_goals():
     ],
 )
 def test_failures_and_silence_miss_them(outcomes, says):
-    assert missed([Scenario("t", unharmed(outcomes))]) == says
+    assert Findings("t", unharmed(outcomes)).missed() == says
 
 
 @pytest.mark.parametrize(("answer", "told"), [(EVENT, True), (STATUS, True), (CUT, False)])
@@ -43,13 +44,13 @@ def test_a_time_that_never_came_is_missed_too(found_s, met):
 
 
 def test_the_table_marks_what_was_missed():
-    shown = table(Scenario("t", [none("bad", 2), none("worse", 0), Line("figure", "7")]))
+    shown = Findings("t", [none("bad", 2), none("worse", 0), Line("figure", "7")]).table()
     assert list(shown.columns[3].cells) == ["MISSED", "", ""]
 
 
 def test_scale_has_two_goals():
-    assert Found(300, 10.0, 0.05, 100.0).missed() == []
-    assert Found(300, 10.5, 0.06, 100.0).missed() == [
-        "all ready within 10 s, took 10.5 s",
-        "probing costs at most 0.05 cores, took 0.060",
+    assert Found(300, 10.0, 0.05, 100.0).findings().missed() == []
+    assert Found(300, 10.5, 0.06, 100.0).findings().missed() == [
+        "300 replicas: all ready after: 10.5 s, not <= 10 s",
+        "300 replicas: CPU of probing: 0.060 cores, not <= 0.05 cores",
     ]

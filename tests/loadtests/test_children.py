@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.demo.children import Child, ChildError, Children, wait_until
+from loadtests.children import Child, ChildError, Children, wait_until
 
 READY = 'print(\'noise\'); print(\'{"url": "http://x", "port": 1}\', flush=True)'
 STAY = "import time; time.sleep(60)"
@@ -96,7 +96,7 @@ def test_a_signal_while_a_child_starts_waits_until_the_child_is_known(
             started.append(self)
             signal.raise_signal(signal.SIGINT)  # as if Ctrl-C came at the worst moment
 
-    monkeypatch.setattr("loadtests.demo.children.Child", Interrupted)
+    monkeypatch.setattr("loadtests.children.Child", Interrupted)
 
     def start() -> None:
         with Children(dict(os.environ), tmp_path) as children:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from loadtests.conformance import environment, program
-from loadtests.conformance.environment import Unavailable
 from loadtests.conformance.forwarder import forward
 from loadtests.conformance.lock import lock_text, requirements
 from loadtests.conformance.metrics import Checked, checked, events
 from loadtests.conformance.observe import Seen, cause, longest_wrong_run
 from loadtests.conformance.traffic import TURNS, conversations
+from loadtests.measurement import Unavailable
 
 RIGHT = Seen("conversations", "chat-1", "a", 100, 100, 64, 64, 64)
 WRONG = replace(RIGHT, predicted=96, cause="routed there, and not stored")

@@ -11,22 +11,31 @@ from loadtests.demo.figures import Interval, figures, percentile, skew
 
 
 @pytest.mark.parametrize(
-    ("values", "share", "expected"),
+    ("values", "percent", "expected"),
     [
-        ([7.0], 0.99, 7.0),
-        ([1.0, 2.0, 3.0], 0.5, 2.0),
-        ([1.0, 2.0], 0.5, 1.5),
-        ([0.0, 10.0], 0.9, 9.0),
-        ([1.0, 2.0, 3.0, 4.0, 5.0], 1.0, 5.0),
-        ([1.0, 2.0, 3.0, 4.0, 5.0], 0.0, 1.0),
+        ([7], 99, 7),
+        ([3, 1, 2], 50, 2),
+        ([1, 2], 50, 1),
+        ([1, 2], 51, 2),
+        (range(1, 101), 99, 99),
+        (range(1, 102), 99, 100),
+        (range(1, 101), 7, 7),
+        (range(1, 101), 100, 100),
+        (range(1, 101), 1, 1),
     ],
 )
-def test_percentiles_interpolate(values, share, expected):
-    assert percentile(values, share) == pytest.approx(expected)
+def test_a_percentile_is_the_value_at_the_nearest_rank(values, percent, expected):
+    assert percentile(values, percent) == expected
+
+
+@pytest.mark.parametrize(("count", "above"), [(1, 0), (99, 0), (100, 1), (200, 2)])
+def test_one_in_a_hundred_lies_above_the_99th_percentile(count: int, above: int):
+    values = range(count)
+    assert sum(value > percentile(values, 99) for value in values) == above
 
 
 def test_a_percentile_of_nothing_is_not_a_number():
-    assert math.isnan(percentile([], 0.5))
+    assert math.isnan(percentile([], 50))
 
 
 def held(*rows: tuple[str, float, float]) -> list[Interval]:
@@ -80,7 +89,7 @@ def test_the_figures_of_a_run():
         Answer(1.0, None, 5.0, 200, "b", failure=Failure.BROKEN),
     ]
     result = figures(answers, num_replicas=2)
-    assert (result.ttft_p50_s, result.ttft_mean_s) == (2.0, 2.0)
+    assert (result.ttft_p50_s, result.ttft_mean_s) == (1.0, 2.0)
     assert result.prefix_hit_ratio == 0.5
     assert result.requests_per_s == pytest.approx(2 / 5)
     assert result.errors == 1

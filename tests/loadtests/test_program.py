@@ -14,8 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from loadtests.children import wait_until
 from loadtests.demo import fleet, program
-from loadtests.demo.children import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +35,6 @@ def stand_in_fleet(monkeypatch: pytest.MonkeyPatch, stand_in_type) -> list[str]:
             yield SimpleNamespace(url=url, admin_url=url, replicas=(), children=children)
 
     monkeypatch.setattr(fleet, "running", running)
-    monkeypatch.setattr(program, "exit_on_signals", lambda: None)
     return started
 
 
@@ -99,7 +98,6 @@ def test_a_trace_that_cannot_be_read_is_one_line(capsys: pytest.CaptureFixture[s
 def test_a_replica_that_does_not_start_is_one_line_with_its_log(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(program, "exit_on_signals", lambda: None)
     monkeypatch.setattr(fleet, "_simulator_argv", lambda _: [sys.executable, "-m", "no_such"])
     trace = log_of(tmp_path / "log.jsonl", "one")
     code = program.main(["--once", "--trace", str(trace), "--json", str(tmp_path / "demo.json")])
@@ -113,7 +111,7 @@ def test_a_replica_that_does_not_start_is_one_line_with_its_log(
 @pytest.mark.parametrize("seconds", ["4", "nan", "x"])
 def test_a_run_that_is_too_short_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as raised:
-        program.parse(["--seconds", seconds])
+        program.main(["--seconds", seconds])
     assert raised.value.code == 2
     assert "--seconds" in capsys.readouterr().err
 

@@ -5,7 +5,6 @@ or are gone from its replay buffer too. Wherever nothing was lost for good, the 
 what the cache holds; elsewhere never more than that.
 """
 
-import asyncio
 from collections import Counter, deque
 from random import Random
 
@@ -126,15 +125,15 @@ class Wire:
         self.replies.append([b"", *topic, b"\xff" * 8, b""])
 
     def recv_multipart(self, flags=0):
-        future = asyncio.get_running_loop().create_future()
         if not flags & zmq.NOBLOCK:
-            future.set_result(self.replies.popleft())
-        elif self.engine.live:
-            number, payload = self.engine.live.popleft()
-            future.set_result([b"t", number.to_bytes(8, "big"), payload])
-        else:
-            future.set_exception(zmq.Again())
-        return future
+            return self._reply()
+        if not self.engine.live:
+            raise zmq.Again
+        number, payload = self.engine.live.popleft()
+        return [b"t", number.to_bytes(8, "big"), payload]
+
+    async def _reply(self):
+        return self.replies.popleft()
 
 
 class Listener:

@@ -1,6 +1,8 @@
 """Prices, and which tiers are worth using."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from routing.cost import CostModel, TierCost
 from routing.types import PrefixMatch
@@ -48,8 +50,18 @@ def test_a_decode_step_costs_sequences_and_resident_tokens():
         (PrefixMatch(10, 20, 60), TierCost(10, 20, 60, 10, 0.036, 0.01), "all three in a row"),
         (
             PrefixMatch(10, 2, 60),
+            TierCost(10, 2, 60, 28, 0.0342, 0.028),
+            "2.2 ms + 32 ms < 62 ms: L1 alone is not worth it, both are",
+        ),
+        (
+            PrefixMatch(10, 2, 25),
             TierCost(10, 0, 0, 90, 0.0, 0.09),
-            "L2 continues a skipped L1: no",
+            "neither is worth it",
+        ),
+        (
+            PrefixMatch(10, 20, 25),
+            TierCost(10, 20, 0, 70, 0.004, 0.07),
+            "L1 is, L2 behind it is not",
         ),
     ],
 )
@@ -63,3 +75,22 @@ def test_a_tier_counts_only_where_loading_beats_computing(match, expected, why):
     ), why
     assert price.load_s == pytest.approx(expected.load_s), why
     assert price.prefill_s == pytest.approx(expected.prefill_s), why
+
+
+tokens = st.integers(0, 3000)
+seconds = st.floats(0.0, 0.1)
+
+
+@given(tokens, tokens, tokens, seconds, seconds)
+def test_what_is_used_is_the_cheapest_of_all_ways(l0, l1, l2, l1_latency_s, l2_latency_s):
+    cost = CostModel(l1_latency_s=l1_latency_s, l2_latency_s=l2_latency_s)
+    num_tokens = l0 + l1 + l2 + 1
+    load_l1_s = l1_latency_s + cost.l1_token_s * l1 if l1 else 0.0
+    load_l2_s = l2_latency_s + cost.l2_token_s * l2 if l2 else 0.0
+    ways = [
+        cost.prefill_s(num_tokens - l0, l0),
+        load_l1_s + cost.prefill_s(num_tokens - l0 - l1, l0 + l1),
+        load_l1_s + load_l2_s + cost.prefill_s(1, l0 + l1 + l2),
+    ]
+    price = cost.usable(PrefixMatch(l0, l1, l2), num_tokens)
+    assert price.load_s + price.prefill_s == pytest.approx(min(ways))

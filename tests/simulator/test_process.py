@@ -1,7 +1,6 @@
 """A simulated replica as a process: its options, its clients, its end."""
 
 import json
-import signal
 import socket
 import subprocess
 import sys
@@ -9,7 +8,7 @@ import sys
 import httpx
 import pytest
 
-from tests.support.simulators import ROOT, running_replica, wait_until
+from tests.support.simulators import ROOT, Replica, running_replica, wait_until
 
 LONG = {"prompt": [5, 6, 7], "max_tokens": 4000, "ignore_eos": True, "stream": True}
 
@@ -102,13 +101,23 @@ def test_many_connections_get_their_own_answers(replica):
         assert body["choices"][0]["text"] == expected["choices"][0]["text"]
 
 
-def test_sigterm_ends_it_cleanly_even_with_streams_open():
-    with running_replica("--speed", "1") as replica:
-        client = raw_post(replica, "/v1/completions", LONG)
-        wait_until(lambda: replica.metric("num_requests_running") == 1)
-        replica.process.send_signal(signal.SIGTERM)
-        assert replica.process.wait(10) == 0
-        client.close()
+@pytest.fixture
+def program():
+    """Run the program itself, where other tests run a fork of it."""
+    argv = [sys.executable, "-W", "error::ResourceWarning", "-m", "loadtests.simulator"]
+    argv += ["--port", "0", "--speed", "1"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=ROOT) as process:
+        ready = json.loads(process.stdout.readline())
+        yield Replica(ready["url"], ready["kv_events"], ready["replay"], process)
+        process.kill()
+
+
+def test_sigterm_ends_it_cleanly_even_with_streams_open(program):
+    client = raw_post(program, "/v1/completions", LONG)
+    wait_until(lambda: program.metric("num_requests_running") == 1)
+    program.process.terminate()
+    assert program.process.wait(10) == 0
+    client.close()
 
 
 @pytest.mark.parametrize(

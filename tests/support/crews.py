@@ -120,8 +120,15 @@ def running_crew(folder: Path, config: dict, workers=2) -> Iterator[RunningCrew]
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that is dead and not yet buried does not."""
+    """Whether a process runs; one that is dead and not yet buried does not.
+
+    One of its threads that still ends may keep its listener open, after the first one has ended.
+    """
+    return any(map(_runs, Path(f"/proc/{pid}/task").glob("*/stat")))
+
+
+def _runs(stat: Path) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+        return stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
         return False

@@ -40,6 +40,7 @@ class Publisher:
     topic: str = "kv@test"
     topic_in_replies: bool = True
     rank: int = 0
+    host: str = "127.0.0.1"
     next_number: int = 0
     buffer: dict[int, bytes] = field(default_factory=dict)
     asked_from: list[int] = field(default_factory=list)
@@ -50,6 +51,7 @@ class Publisher:
         self._router = self._context.socket(zmq.ROUTER)
         for socket in (self._pub, self._router):
             socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.IPV6, int("[" in self.host))
         self.endpoint = self._bind(self._pub, port)
         self.replay_endpoint = self._bind(self._router, replay_port)
         self._task = asyncio.create_task(self._serve_replays())
@@ -88,7 +90,7 @@ class Publisher:
         await self._pub.send_multipart(frames)
 
     def _bind(self, socket, port):
-        socket.bind(f"tcp://127.0.0.1:{port or '*'}")
+        socket.bind(f"tcp://{self.host}:{port or '*'}")
         return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     async def _serve_replays(self):

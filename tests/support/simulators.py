@@ -2,17 +2,17 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
-import selectors
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import httpx
+
+from tests.support.simulator_program import simulate
 
 ROOT = Path(__file__).parents[2]
 # Importing transformers on a busy machine takes seconds.
@@ -25,7 +25,7 @@ class Replica:
     url: str
     kv_events: str | None
     replay: str | None
-    process: subprocess.Popen
+    process: BaseProcess
 
     def post(self, path, body, **options) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=20.0, **options)
@@ -41,35 +41,30 @@ class Replica:
         raise AssertionError(f"no metric {name} {labels}")
 
 
+# Most of a start is the import of transformers; processes that are forked after it share it.
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["tests.support.simulator_program"])
+
+
 @contextlib.contextmanager
 def running_replica(*arguments: str) -> Iterator[Replica]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "loadtests.simulator", "--port", "0", *arguments],
-        stdout=subprocess.PIPE,
-        cwd=ROOT,
-        text=True,
-        env={**os.environ, "PYTHONWARNINGS": "error::ResourceWarning"},
-    )
+    told, telling = _FORKS.Pipe(duplex=False)
+    process = _FORKS.Process(target=simulate, args=(arguments, telling))
+    process.start()
+    telling.close()
     try:
-        ready = json.loads(first_line(process))
+        assert told.poll(START_DEADLINE_S), "the simulator did not get ready"
+        ready = json.loads(os.read(told.fileno(), 65_536))
         assert ready["event"] == "ready"
         assert ready["pid"] == process.pid
         yield Replica(ready["url"], ready["kv_events"], ready["replay"], process)
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_DEADLINE_S)
-        finally:
-            process.kill()
-            process.wait()
-            process.stdout.close()
-
-
-def first_line(process) -> str:
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        assert selector.select(START_DEADLINE_S), "the simulator did not get ready"
-    return process.stdout.readline()
+        process.terminate()
+        process.join(STOP_DEADLINE_S)
+        process.kill()
+        process.join()
+        process.close()
+        told.close()
 
 
 def wait_until(condition: Callable[[], bool], deadline_s: float = 10.0) -> None:

@@ -1,4 +1,4 @@
-"""CPU seconds of a whole process tree, from Linux' /proc."""
+"""CPU and memory of processes, from Linux' /proc."""
 
 import os
 from pathlib import Path
@@ -30,6 +30,16 @@ def cpu_s(pids: list[int]) -> float:
         if fields := _fields(pid):
             ticks += int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the memory that a living process has.
+
+    Raises:
+        OSError: It is gone.
+    """
+    pages = int((_PROC / str(pid) / "statm").read_text("ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _fields(pid: int) -> list[str]:

@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Final, NoReturn, Self
+from types import TracebackType
+from typing import Any, Final, Self
+
+from loadtests.measurement import MeasurementError
 
 # A replica loads a tokenizer and its libraries in 2 to 4 s on an idle machine.
 START_DEADLINE_S: Final = 40.0
@@ -22,8 +24,8 @@ _STOP_DEADLINE_S: Final = 3.0
 _POLL_S: Final = 0.02
 
 
-class ChildError(Exception):
-    """A child did not start: one line with the reason and the path of its log."""
+class ChildError(MeasurementError):
+    """A child did not start or did not do its part: one line, with its log where that helps."""
 
 
 class Child:
@@ -114,24 +116,27 @@ class Children:
         env: The children's environment.
         folder: For their logs; made if it is not there.
         stop_deadline_s: Seconds from the polite signal to the one that cannot be ignored.
+
+    Attributes:
+        folder: As given.
     """
 
     def __init__(
         self, env: Mapping[str, str], folder: Path, stop_deadline_s: float = _STOP_DEADLINE_S
     ) -> None:
         self._env = env
-        self._folder = folder
+        self.folder = folder
         self._stop_deadline_s = stop_deadline_s
         self._started: list[Child] = []
 
     def __enter__(self) -> Self:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         return self
 
     def start(self, name: str, argv: Sequence[str]) -> Child:
         """Start a process; from the main thread only, as signals are held back meanwhile."""
         with _signals_held():
-            child = Child(name, argv, self._env, self._folder)
+            child = Child(name, argv, self._env, self.folder)
             self._started.append(child)
         return child
 
@@ -166,12 +171,6 @@ def wait_until(condition: Callable[[], bool], deadline_s: float) -> bool:
     return True
 
 
-def exit_on_signals() -> None:
-    """Turn SIGTERM and SIGHUP into SystemExit, so that every `with` above ends its children."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _exit)
-
-
 @contextmanager
 def _signals_held() -> Iterator[None]:
     """Act on signals only after the block: one between a start and its note would leak a child."""
@@ -187,7 +186,3 @@ def _signals_held() -> Iterator[None]:
             signal.signal(number, handler)
         for held in arrived:
             signal.raise_signal(held)
-
-
-def _exit(number: int, _frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
