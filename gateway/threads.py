@@ -9,13 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
-from threading import Thread
+from threading import Thread, get_native_id
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+# A third of the event loop's weight where both want one core (the kernel's table of weights).
+_NICER_BY = 5
+
+
+def give_way() -> None:
+    """Have this thread wait for the event loop's where cores are scarce.
+
+    Only Linux has priorities of threads. A lower one needs no permission.
+    """
+    if sys.platform == "linux":
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, get_native_id(), nice + _NICER_BY)
 
 
 @dataclass(slots=True, eq=False)

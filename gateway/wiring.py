@@ -43,6 +43,7 @@ from gateway.replicas.operations import Operations
 from gateway.replicas.registry import Registry, Replica, ReplicaState
 from gateway.replicas.word import EngineWord
 from gateway.stored import Stored
+from gateway.threads import give_way
 from routing.load import LoadBook
 
 
@@ -75,7 +76,7 @@ class Wiring:
         self._config = config
         self._listeners, self._certificates = listeners, certificates
         self._metrics, self._log, self._stack = metrics, log, stack
-        self._executor = ThreadPoolExecutor(config.prepare.threads, "prepare")
+        self._executor = ThreadPoolExecutor(config.prepare.threads, "prepare", give_way)
         stack.callback(self._executor.shutdown, wait=False, cancel_futures=True)
         self._tokenizers = Tokenizers(log, config.prepare.cache_bytes)
         metrics.prompts.follow(self._tokenizers.cache)
