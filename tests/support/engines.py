@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tests.support.api_replicas import says_hello
-from tests.support.replicas import ScriptedReplica
+from tests.support.replicas import BACKLOG, ScriptedReplica
 
 _numbers = itertools.count(1)
 PAGES = ("/health", "/metrics", "/v1/models", "/version", "/kv_event_sources")
@@ -90,7 +90,7 @@ class Balancer:
 
     async def start(self):
         self._turns = itertools.cycle(self.replicas)
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=BACKLOG)
         return self
 
     @property

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 
 WAIT_S = 10.0
+# As uvicorn, which vLLM runs on. With asyncio's 100 the kernel drops handshakes of a burst of
+# connections, and what was sent on these arrives seconds later, or not at all.
+BACKLOG = 2048
 
 
 async def until(condition, what="the condition", within_s=WAIT_S):
@@ -101,7 +104,7 @@ class ScriptedReplica:
     tasks: set[asyncio.Task] = field(default_factory=set)
 
     async def start(self, port: int = 0):
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", port, backlog=BACKLOG)
         self.port = self.server.sockets[0].getsockname()[1]
         return self
 
