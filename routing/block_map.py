@@ -228,6 +228,8 @@ def _run_by_bit(held: Iterable[int], num_keys: int, alive: int) -> dict[int, int
         alive: The bits that are asked for.
     """
     run_by_bit: dict[int, int] = {}
+    if not alive:
+        return run_by_bit  # nobody is known here, as where all that is known is in Redis
     for depth, mask in enumerate(held):
         if mask & alive != alive:
             _note(run_by_bit, alive & ~mask, depth)
