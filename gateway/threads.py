@@ -1,4 +1,4 @@
-"""Threads for what may hang: they do not keep the process from ending.
+"""Threads that are in nobody's way: neither of the process's end nor of the event loop.
 
 The standard library's executors are joined when the process ends. A thread inside a call to a mount
 whose server is away cannot be stopped, and one that asks a hub which does not answer tries for

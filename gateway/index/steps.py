@@ -82,30 +82,33 @@ class Steps:
         A prompt's beginning counts at once. Of what follows the end comes first and the beginning
         once more at last, as the least recently used of a cache is the end of a prompt.
         """
-        step, predict = self._step_blocks, self._blocks.predict
-        if len(keys) <= step:
+        predict = self._blocks.predict
+        if len(keys) <= self._step_blocks:
             return predict(replica, keys, until, max_blocks)
         num_known = self._blocks.num_predicted(replica, keys)
-        predict(replica, keys[:step], until, max_blocks)
-        rest = [keys[start : start + step] for start in range(0, len(keys), step)]
-        self._later(
-            replica, [partial(predict, replica, part, until, max_blocks) for part in reversed(rest)]
-        )
+        parts = self._parts(keys)
+        predict(replica, parts[0], until, max_blocks)
+        works = [partial(predict, replica, part, until, max_blocks) for part in reversed(parts)]
+        self._later(replica, works)
         return num_known
 
     def withdraw(self, replica: ReplicaId, keys: Sequence[BlockKey], until: float) -> None:
         """Take a prediction back, after all that waits, as it may be part of that."""
-        step, withdraw = self._step_blocks, self._blocks.withdraw
-        if len(keys) <= step and not self._waiting:
+        withdraw = self._blocks.withdraw
+        if len(keys) <= self._step_blocks and not self._waiting:
             withdraw(replica, keys, until)
             return
-        parts = [keys[start : start + step] for start in range(0, len(keys), step)]
-        self._later(replica, [partial(withdraw, replica, part, until) for part in parts])
+        works = [partial(withdraw, replica, part, until) for part in self._parts(keys)]
+        self._later(replica, works)
 
     def forget(self, replica: ReplicaId) -> None:
         """Drop what waits for a replica whose cache was cleared."""
         if self._waiting:
             self._waiting = deque(entry for entry in self._waiting if entry[0] != replica)
+
+    def _parts(self, keys: Sequence[BlockKey]) -> list[Sequence[BlockKey]]:
+        step = self._step_blocks
+        return [keys[start : start + step] for start in range(0, len(keys), step)]
 
     def _later(self, replica: ReplicaId, works: Sequence[Callable[[], object]]) -> None:
         if len(self._waiting) + len(works) > MAX_WAITING:

@@ -36,6 +36,7 @@ _MULTIPROCESS = re.compile(
     r"(?P<model>[^@/]+)@0x(?P<world>[0-9a-f]{2})(?P<rank>[0-9a-f]{2})[0-9a-f]{4}"
     r"(?:@[0-9a-f]{1,8})?@(?P<digest>(?:[0-9a-f]{2}){8,64})(?:@(?P<salt>[^@/]+))?\.data"
 )
+_SLASH = "-SEP-"
 # Digits of a 64-bit hash, and its sign.
 _INT_DIGITS = 17
 
@@ -70,7 +71,7 @@ class NameForm(StrEnum):
     @property
     def slash(self) -> str:
         """What stands for a slash of the model's path."""
-        return "-" if self in (NameForm.V0_3_9, NameForm.V0_3_7) else "-SEP-"
+        return "-" if self in (NameForm.V0_3_9, NameForm.V0_3_7) else _SLASH
 
 
 @value
@@ -121,7 +122,7 @@ def parse_name(file_name: str) -> ParsedName | None:
     return ParsedName(
         mode=mode,
         form=form,
-        model=found["model"].replace("-SEP-", "/"),
+        model=read_model(found["model"]),
         world_size=world_size,
         rank=rank,
         digest=found["digest"],
@@ -130,12 +131,17 @@ def parse_name(file_name: str) -> ParsedName | None:
     )
 
 
+def read_model(written: str) -> str:
+    """Return the model that a file's name writes; of `-` for a slash nobody can tell."""
+    return written.replace(_SLASH, "/")
+
+
 def _form_of(found: re.Match[str]) -> NameForm:
     if not found["old"]:
         return NameForm.CURRENT if len(found["digest"]) <= _INT_DIGITS else NameForm.V0_4_1
     if not found["dtype"]:
         return NameForm.V0_3_7
-    return NameForm.V0_3_10 if "-SEP-" in found["model"] else NameForm.V0_3_9
+    return NameForm.V0_3_10 if _SLASH in found["model"] else NameForm.V0_3_9
 
 
 def sibling_names(file_name: str, parsed: ParsedName) -> Iterator[str]:

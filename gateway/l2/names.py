@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.l2.chunks import Digest
-from gateway.l2.file_form import Mode, NameForm, ParsedName
+from gateway.l2.file_form import Mode, NameForm, ParsedName, read_model
 
 SUFFIX = ".data"
 # Hybrid models have several KV cache groups; group 0 is the one with full attention.
@@ -64,7 +64,7 @@ class FileNames:
     @property
     def told_model(self) -> str:
         """The model as `parse_name` reads it from one of these names."""
-        return self.model.replace("/", self.form.slash).replace("-SEP-", "/")
+        return read_model(self.model.replace("/", self.form.slash))
 
     def _kv_rank(self, rank: int) -> int:
         local = self.local_world_size or self.world_size

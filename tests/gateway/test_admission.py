@@ -35,6 +35,12 @@ class Visits:
         await self.leave[name].wait()
         self.admission.leave()
 
+    async def end(self, tasks):
+        """Let all leave."""
+        for event in self.leave.values():
+            event.set()
+        await asyncio.gather(*tasks)
+
 
 async def turns():
     for _ in range(5):
@@ -49,9 +55,7 @@ async def test_those_beyond_the_places_wait_in_order():
     visits.leave["b"].set()
     await turns()
     assert visits.inside == ["a", "b", "c"]
-    for event in visits.leave.values():
-        event.set()
-    await asyncio.gather(*tasks)
+    await visits.end(tasks)
     assert (visits.admission.num_inside, visits.admission.num_waiting) == (0, 0)
 
 
@@ -124,9 +128,7 @@ async def test_more_places_take_in_at_once_those_who_wait_and_nobody_overtakes_t
     tasks.append(visits.come("late"))
     await turns()
     assert visits.inside == ["a", "b", "c"]
-    for event in visits.leave.values():
-        event.set()
-    await asyncio.gather(*tasks)
+    await visits.end(tasks)
     assert (visits.admission.num_inside, visits.admission.num_waiting) == (0, 0)
 
 
