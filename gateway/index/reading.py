@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -179,8 +180,7 @@ class Reader:
             stop = first + 1
             if not self._link.is_cluster:
                 most = parts.starts[first] + MAX_CALL_BLOCKS
-                while stop < parts.num_segments and parts.starts[stop + 1] <= most:
-                    stop += 1
+                stop = max(stop, bisect_right(parts.starts, most) - 1)
             segments = [names.of_blocks(tag) for tag in parts.tags[first:stop]]
             about = (parts.lengths(first, stop), parts.blocks(first, stop))
             calls.append(Call(_READ, segments, (*args, *about)))
@@ -230,9 +230,8 @@ def _join(state: Mapping[int, Runs] | None, reply: bytes, base: int) -> Mapping[
         reply: What the script says of this segment.
         base: Of the segment.
     """
-    said = {life: found for life, *found in _ENTRY.iter_unpack(reply)}
-    if state is None:
-        return {life: _go_on(_ALL_RUN, found, base) for life, found in said.items()}
+    said = {life: (a, b, c, d) for life, a, b, c, d in _ENTRY.iter_unpack(reply)}
+    state = dict.fromkeys(said, _ALL_RUN) if state is None else state
     joined = dict(state)
     for life, runs in state.items():
         if runs[3] == _RUNNING:
