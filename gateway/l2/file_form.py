@@ -6,7 +6,8 @@ before 0.3.10):
     in-process     [vllm@]<model>@<world size>@<rank>@<chunk>[@<dtype>][@<layer>|@<tag>%<value>]
     multiprocess   <model>@0x<kv rank>[@<group>]@<chunk>[@<salt>]
 
-Files that are being written end in `.tmp`, or lie in a directory of their own with the final name.
+Files that are being written end in `.tmp` in place of `.data`, or have the final name and lie in a
+directory of the writer's own, `tmp-<pod>` where `warmroute patch-deployment` said so.
 
 A janitor deletes what matches here and nothing else, so this is as narrow as LMCache's own writing.
 
@@ -36,6 +37,9 @@ _MULTIPROCESS = re.compile(
     r"(?P<model>[^@/]+)@0x(?P<world>[0-9a-f]{2})(?P<rank>[0-9a-f]{2})[0-9a-f]{4}"
     r"(?:@[0-9a-f]{1,8})?@(?P<digest>(?:[0-9a-f]{2}){8,64})(?:@(?P<salt>[^@/]+))?\.data"
 )
+# What the patch begins the name of each pod's directory for temporary files with.
+TMP_FOLDER = "tmp-"
+_FINAL, _TEMPORARY = ".data", ".tmp"
 _SLASH = "-SEP-"
 # Digits of a 64-bit hash, and its sign.
 _INT_DIGITS = 17
@@ -129,6 +133,20 @@ def parse_name(file_name: str) -> ParsedName | None:
         dtype=dtype,
         salt=salt,
     )
+
+
+def is_temporary(file_name: str, *, in_folder: bool) -> bool:
+    """Return whether LMCache gives this name to a file that it is writing.
+
+    Args:
+        file_name: Without a directory.
+        in_folder: It lies in a directory of the writer's own.
+    """
+    if not in_folder:
+        if not file_name.endswith(_TEMPORARY):
+            return False
+        file_name = file_name.removesuffix(_TEMPORARY) + _FINAL
+    return parse_name(file_name) is not None
 
 
 def read_model(written: str) -> str:

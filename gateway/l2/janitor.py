@@ -2,91 +2,19 @@
 
 LMCache's fs connector never deletes, and a pool that is full fails every write. Two passes read the
 directory: the first counts, the second deletes. No pass keeps a name, so a million files cost as
-much memory as a hundred. Janitors need not know of each other: docs/adr/0036.
+much memory as a hundred. Where engines died while they wrote, a pass in between deletes what they
+left. Janitors need not know of each other: docs/adr/0036.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from gateway.l2.file_form import ParsedName, parse_name, sibling_names
 from gateway.l2.janitor_directory import Directory, Refused
-from gateway.l2.janitor_plan import FileStatus, Limits, Plan, Survey, make_plan
-
-# After so many deletions in a row that failed (a mount that is read-only, an I/O error) the rest of
-# the round would fail as well.
-_MAX_FAILURES_IN_A_ROW = 100
-
-
-class Stopped(Exception):
-    """The process is to end."""
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far a round is; written by the thread that works, read by the one that watches.
-
-    Attributes:
-        phase: `survey` or `sweep`.
-        seen: Entries in this phase.
-        total: Entries that this phase will see; 0 where it is not known yet.
-        beats: Calls that came back, over all rounds: while it stands still the mount hangs.
-        stop: Set to end the round at the next entry.
-    """
-
-    phase: str = "survey"
-    seen: int = 0
-    total: int = 0
-    beats: int = 0
-    stop: threading.Event = field(default_factory=threading.Event)
-
-    def begin(self, phase: str, total: int = 0) -> None:
-        """Enter a phase."""
-        self.phase, self.seen, self.total = phase, 0, total
-
-    def step(self) -> None:
-        """Count an entry.
-
-        Raises:
-            Stopped: The process is to end.
-        """
-        self.seen += 1
-        self.beat()
-
-    def beat(self) -> None:
-        """Count a call that came back.
-
-        Raises:
-            Stopped: The process is to end.
-        """
-        self.beats += 1
-        if self.stop.is_set():
-            raise Stopped
-
-
-@dataclass(slots=True)
-class Swept:
-    """What a sweep did.
-
-    Attributes:
-        files: Deleted.
-        num_bytes: Of those.
-        gone: Were to go, and somebody else was faster.
-        gone_bytes: Of those.
-        spared: Were to go, and were used or written meanwhile, or another part of their chunk was.
-        failed: Could not be deleted.
-        first_error: Of those.
-    """
-
-    files: int = 0
-    num_bytes: int = 0
-    gone: int = 0
-    gone_bytes: int = 0
-    spared: int = 0
-    failed: int = 0
-    first_error: str = ""
+from gateway.l2.janitor_plan import FileStatus, Limits, Plan, Survey, is_tmp_folder, make_plan
+from gateway.l2.janitor_progress import Progress
+from gateway.l2.janitor_sweep import LeftoverSweep, Sweep, Swept
 
 
 def survey(
@@ -111,7 +39,9 @@ def survey(
     for name, status in directory.entries():
         progress.step()
         if status is None:
-            found.other_files += 1
+            found.unreadable += 1
+        elif is_tmp_folder(name, status):
+            _survey_folder(directory, name, status, found, limits, progress)
         else:
             found.add(name, status, limits)
     if found.other_files and not (found.files or found.temporary_files or force):
@@ -122,90 +52,31 @@ def survey(
     return found
 
 
-class Sweep:
-    """Deletes what a plan says.
-
-    Args:
-        directory: Read once more.
-        plan: What has to go.
-        progress: Told of each entry.
-        pace: Called before each deletion; waits.
-    """
-
-    def __init__(
-        self, directory: Directory, plan: Plan, progress: Progress, pace: Callable[[], None]
-    ) -> None:
-        self.done = Swept()
-        self._directory = directory
-        self._plan = plan
-        self._progress = progress
-        self._pace = pace
-        self._failures_in_a_row = 0
-
-    def run(self, total: int) -> Swept:
-        """Read the directory and delete.
-
-        Args:
-            total: Entries that it had, for the progress.
-
-        Raises:
-            OSError: The directory cannot be read.
-            Stopped: The process is to end.
-        """
-        self._progress.begin("sweep", total)
-        for name, status in self._directory.entries():
-            self._progress.step()
-            parsed = parse_name(name) if status is not None else None
-            if status is None or parsed is None or not self._plan.takes(status, parsed.digest):
-                continue
-            self._remove_chunk(name, status, parsed)
-            if self._failures_in_a_row >= _MAX_FAILURES_IN_A_ROW:
-                break
-        return self.done
-
-    def _remove_chunk(self, name: str, status: FileStatus, parsed: ParsedName) -> None:
-        self._pace()
-        try:
-            parts = list(self._parts(name, parsed))
-        except OSError as error:
-            self._failed(error)
-            return
-        if not any(part == name for part, _ in parts):
-            self.done.gone += 1
-            self.done.gone_bytes += status.num_bytes
-        elif not all(self._plan.takes(now, parsed.digest) for _, now in parts):
-            self.done.spared += 1
-        else:
-            for part, now in parts:
-                self._remove(part, now.num_bytes)
-
-    def _parts(self, name: str, parsed: ParsedName) -> Iterator[tuple[str, FileStatus]]:
-        """Yield the files of a chunk that are there, with what is known of them right now."""
-        for part in (name, *sibling_names(name, parsed)):
-            status = self._directory.status(part)
-            self._progress.beat()
-            if status is not None:
-                yield part, status
-
-    def _remove(self, name: str, num_bytes: int) -> None:
-        try:
-            removed = self._directory.remove(name)
-        except OSError as error:
-            self._failed(error)
-            return
-        self._progress.beat()
-        self._failures_in_a_row = 0
-        if removed:
-            self.done.files += 1
-            self.done.num_bytes += num_bytes
-        else:
-            self.done.gone += 1
-            self.done.gone_bytes += num_bytes
-
-    def _failed(self, error: OSError) -> None:
-        self.done.failed += 1
-        self._failures_in_a_row += 1
-        self.done.first_error = self.done.first_error or f"{error.strerror or error}"
+def _survey_folder(
+    directory: Directory,
+    name: str,
+    status: FileStatus,
+    found: Survey,
+    limits: Limits,
+    progress: Progress,
+) -> None:
+    empty = True
+    try:
+        with directory.inside(name) as folder:
+            for inner, inner_status in folder.entries():
+                progress.beat()
+                empty = False
+                if inner_status is None:
+                    found.unreadable += 1
+                else:
+                    found.add(inner, inner_status, limits, in_folder=True)
+    except FileNotFoundError:
+        return  # another janitor was faster
+    except OSError:
+        found.unreadable += 1
+        return
+    found.directories += 1
+    found.unused_folders += empty and limits.is_unused(status, found.now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,13 +86,15 @@ class Round:
     Attributes:
         survey: Before.
         plan: What had to go.
-        swept: What went; None in a dry run, and where nothing had to go.
+        leftovers: What dead writers left, and went; None where there was nothing, or in a dry run.
+        swept: What went of the chunks; None in a dry run.
         by_access: Whether reading counted as a use.
         duration_s: Of the whole round.
     """
 
     survey: Survey
     plan: Plan
+    leftovers: Swept | None
     swept: Swept | None
     by_access: bool
     duration_s: float
@@ -236,7 +109,11 @@ class Round:
 
     @property
     def failed(self) -> bool:
-        """Whether it deleted, and did not get as far as the limits want."""
+        """Whether not all could be looked at, or it did not get as far as the limits want."""
+        if self.survey.unreadable > 0:
+            return True
+        if self.leftovers is not None and self.leftovers.failed > 0:
+            return True
         return self.swept is not None and (self.swept.failed > 0 or self.over_bytes > 0)
 
 
@@ -269,14 +146,20 @@ class Janitor:
         started = self.clock()
         limits = self._limits_for(directory)
         found = survey(directory, limits, started, progress, force=self.force)
-        plan = make_plan(found, limits)
+        total = progress.seen
+        left = None
+        if self.delete and (found.leftover_files or found.unused_folders):
+            left = LeftoverSweep(directory, limits, started, progress, self.pace).run(total)
+            # The room that this made is not to be made once more by chunks.
+            plan = make_plan(replace(found, space=directory.space()), limits)
+        else:
+            plan = make_plan(found, limits)
         swept = None
         if self.delete and plan.files:
-            total = found.files + found.other_files + found.temporary_files + found.directories
             swept = Sweep(directory, plan, progress, self.pace).run(total)
         elif self.delete:
             swept = Swept()
-        return Round(found, plan, swept, limits.by_access, self.clock() - started)
+        return Round(found, plan, left, swept, limits.by_access, self.clock() - started)
 
     def _limits_for(self, directory: Directory) -> Limits:
         if not self.limits.by_access or directory.space().keeps_atime:

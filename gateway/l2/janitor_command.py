@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any, TextIO, TypeVar
 
-from gateway.l2.janitor_plan import GRACE_S, LOW_RATIO
+from gateway.l2.janitor_plan import GRACE_S, LEFTOVER_S, LOW_RATIO
 from gateway.l2.quantities import parse_bytes, parse_seconds, parse_share
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ def add_command(commands: Any) -> None:
     add("--max-age", metavar="TIME", type=_as(parse_seconds), help="since the last use: 7d, 12h")
     add("--min-free", metavar="SHARE", type=_as(parse_share), help="of the file system: 10%%, 50Gi")
     add("--delete", action="store_true", help="delete; without it this is a dry run")
-    add("--interval", metavar="TIME", type=_as(parse_seconds), help="repeat after so long")
+    add("--interval", metavar="TIME", type=_as(_pause), help="repeat after so long")
     add("--once", action="store_true", help="one round, also where --interval is given")
     _add_fine_points(command)
 
@@ -65,6 +65,15 @@ def _add_fine_points(command: argparse.ArgumentParser) -> None:
         help="never delete what was written so recently (default 10min)",
     )  # fmt: skip
     add(
+        "--leftover", metavar="TIME", type=_as(parse_seconds), default=LEFTOVER_S,
+        help="temporary files that nothing wrote to for so long have no writer (default 1d)",
+    )  # fmt: skip
+    add(
+        "--folders", metavar="TIME", type=_as(parse_seconds),
+        help="delete tmp-* directories that were empty for so long; has to be longer than any "
+        "engine runs without storing: it cannot make its own again (default never)",
+    )  # fmt: skip
+    add(
         "--by", choices=("access", "write"), default="access",
         help="what counts as a use: access (atime where the mount keeps it), or only writing",
     )  # fmt: skip
@@ -73,16 +82,16 @@ def _add_fine_points(command: argparse.ArgumentParser) -> None:
         help=f"delete at most so many chunks a second (default {_RATE:g})",
     )  # fmt: skip
     add(
-        "--stall", metavar="TIME", type=_as(parse_seconds), default=_STALL_S,
+        "--stall", metavar="TIME", type=_as(_pause), default=_STALL_S,
         help="say that the mount hangs when a call takes so long (default 30s)",
     )  # fmt: skip
     add(
-        "--give-up", metavar="TIME", type=_as(parse_seconds), default=_GIVE_UP_S,
+        "--give-up", metavar="TIME", type=_as(_pause), default=_GIVE_UP_S,
         help="stop waiting for a round whose mount hangs so long (default 10min)",
     )  # fmt: skip
     add("--force", action="store_true", help="take a directory without any file of LMCache's")
     add("--json", action="store_true", help="print an object for each round")
-    add("--metrics-port", metavar="PORT", type=int, help="serve Prometheus metrics there")
+    add("--metrics-port", metavar="PORT", type=_as(_port), help="serve Prometheus metrics there")
     add("--metrics-host", metavar="ADDRESS", default="127.0.0.1", help="and on this address")
 
 
@@ -102,6 +111,20 @@ def _as(parse: Callable[[str], T]) -> Callable[[str], T]:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return parsed
+
+
+def _pause(text: str) -> float:
+    pause_s = parse_seconds(text)
+    # A round that follows at once would keep the storage's metadata busy for nothing.
+    if not pause_s > 0:
+        raise ValueError(f"{text!r} is no time above 0")
+    return pause_s
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**16:
+        raise ValueError(f"{text!r} is no port: 1 to 65535, or 0 for any")
+    return int(text)
 
 
 def _low(text: str) -> float:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from gateway.l2.janitor_plan import FileStatus, Space
+
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Refused(Exception):
@@ -41,6 +43,20 @@ class Directory(Protocol):
 
         Raises:
             OSError: It could not be deleted.
+        """
+
+    def inside(self, name: str) -> AbstractContextManager[Directory]:
+        """Open a directory in this one.
+
+        Raises:
+            OSError: It cannot be opened, or is a link.
+        """
+
+    def remove_folder(self, name: str) -> bool:
+        """Delete a directory in this one that is empty; False where it was gone.
+
+        Raises:
+            OSError: It could not be deleted, or is not empty.
         """
 
     def space(self) -> Space:
@@ -83,6 +99,23 @@ class RealDirectory:
             return False
         return True
 
+    @contextmanager
+    def inside(self, name: str) -> Iterator[RealDirectory]:
+        """See `Directory`."""
+        fd = os.open(name, _FLAGS, dir_fd=self._fd)
+        try:
+            yield RealDirectory(fd)
+        finally:
+            os.close(fd)
+
+    def remove_folder(self, name: str) -> bool:
+        """See `Directory`."""
+        try:
+            os.rmdir(name, dir_fd=self._fd)
+        except FileNotFoundError:
+            return False
+        return True
+
     def space(self) -> Space:
         """See `Directory`."""
         said = os.fstatvfs(self._fd)
@@ -107,7 +140,7 @@ def open_directory(path: str) -> Iterator[RealDirectory]:
     if os.path.realpath(path) == "/":
         raise Refused(f"{path} is the root of the file system")
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, _FLAGS)
     except FileNotFoundError as error:
         raise Refused(f"{path} is not there") from error
     except NotADirectoryError as error:
@@ -126,4 +159,5 @@ def _status(said: os.stat_result) -> FileStatus:
         named_s=said.st_ctime,
         read_s=said.st_atime,
         regular=stat.S_ISREG(said.st_mode),
+        folder=stat.S_ISDIR(said.st_mode),
     )

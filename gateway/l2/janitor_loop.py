@@ -47,6 +47,8 @@ def run(given: argparse.Namespace, out: TextIO, err: TextIO) -> int:
         low_ratio=given.low,
         grace_s=given.grace,
         by_access=given.by == "access",
+        leftover_s=given.leftover,
+        folder_s=given.folders,
     )
     if given.delete and not limits.any():
         err.write(
@@ -144,7 +146,9 @@ class Teller:
         for kind, files, num_bytes in (
             ("lmcache", found.files, found.num_bytes),
             ("temporary", found.temporary_files, found.temporary_bytes),
+            ("leftover", found.leftover_files, found.leftover_bytes),
             ("other", found.other_files, found.other_bytes),
+            ("unreadable", found.unreadable, 0),
         ):
             metrics.files.labels(path, kind).set(files)
             metrics.bytes.labels(path, kind).set(num_bytes)
@@ -154,10 +158,11 @@ class Teller:
         metrics.over.labels(path).set(done.over_bytes)
         metrics.round_s.labels(path).set(done.duration_s)
         metrics.finished.labels(path).set(time.time())
-        if done.swept is not None:
-            metrics.deleted_files.labels(path).inc(done.swept.files)
-            metrics.deleted_bytes.labels(path).inc(done.swept.num_bytes)
-            metrics.failures.labels(path).inc(done.swept.failed)
+        for swept in (done.leftovers, done.swept):
+            if swept is not None:
+                metrics.deleted_files.labels(path).inc(swept.files)
+                metrics.deleted_bytes.labels(path).inc(swept.num_bytes)
+                metrics.failures.labels(path).inc(swept.failed)
 
 
 def _rounds(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gateway.l2.file_form import parse_name
+from gateway.l2.file_form import TMP_FOLDER, is_temporary, parse_name
 from gateway.l2.janitor_ages import AgeHistogram, Cutoff
 from gateway.l2.quantities import Share
 from routing.value import value
@@ -14,7 +14,8 @@ from routing.value import value
 LOW_RATIO = 0.9
 # A chunk is written within a second. This is for clocks of other machines, too.
 GRACE_S = 600.0
-TEMPORARY = ".tmp"
+# Nothing wrote to a temporary file for a day: no mount hangs, and no clock is off, for so long.
+LEFTOVER_S = 86400.0
 
 
 @value
@@ -27,6 +28,7 @@ class FileStatus:
         named_s: ctime: when it got its name, among others.
         read_s: atime; some mounts never move it.
         regular: Whether it is a file, and no link, directory or device.
+        folder: Whether it is a directory.
     """
 
     num_bytes: int
@@ -34,6 +36,12 @@ class FileStatus:
     named_s: float
     read_s: float
     regular: bool = True
+    folder: bool = False
+
+
+def is_tmp_folder(name: str, status: FileStatus) -> bool:
+    """Return whether an entry of a pool is one writer's directory for temporary files."""
+    return status.folder and name.startswith(TMP_FOLDER)
 
 
 @value
@@ -62,6 +70,10 @@ class Limits:
         low_ratio: Where a sweep ends, as a ratio of the limit that began it, in (0, 1].
         grace_s: Files that were written or named less than so long ago are left alone.
         by_access: Whether reading a file counts as its use; else only writing does.
+        leftover_s: Temporary files that were not written to for so long have no writer any more.
+        folder_s: Empty directories for temporary files go when they were not written to for so
+            long; None for never. An engine makes its own at its start only, and cannot store
+            without it.
     """
 
     max_bytes: int | None = None
@@ -70,6 +82,8 @@ class Limits:
     low_ratio: float = LOW_RATIO
     grace_s: float = GRACE_S
     by_access: bool = True
+    leftover_s: float = LEFTOVER_S
+    folder_s: float | None = None
 
     def any(self) -> bool:
         """Return whether there is a limit at all."""
@@ -86,7 +100,21 @@ class Limits:
 
     def in_grace(self, status: FileStatus, now: float) -> bool:
         """Return whether a file may still be on its way."""
-        return now - max(status.written_s, status.named_s) < self.grace_s
+        return _unwritten_s(status, now) < self.grace_s
+
+    def is_leftover(self, status: FileStatus, now: float) -> bool:
+        """Return whether a temporary file has no writer any more."""
+        return status.regular and _unwritten_s(status, now) >= max(self.leftover_s, self.grace_s)
+
+    def is_unused(self, folder: FileStatus, now: float) -> bool:
+        """Return whether a directory for temporary files may go where it is empty."""
+        if self.folder_s is None:
+            return False
+        return _unwritten_s(folder, now) >= max(self.folder_s, self.grace_s)
+
+
+def _unwritten_s(status: FileStatus, now: float) -> float:
+    return now - max(status.written_s, status.named_s)
 
 
 @dataclass(slots=True)
@@ -99,15 +127,22 @@ class Survey:
         files: Of LMCache.
         num_bytes: Of those.
         fresh_files: Of those, in their grace period.
-        temporary_files: Being written, or left by a writer that died.
+        temporary_files: Being written, or left by a writer that died; also in directories of the
+            writers' own.
         temporary_bytes: Of those.
+        leftover_files: Of those, without a writer.
+        leftover_bytes: Of those.
+        unused_folders: Directories of writers that are gone.
         other_files: What LMCache did not write. None of it is ever touched.
         other_bytes: Of those.
         directories: And whatever else is no plain file.
+        unreadable: Files of which nothing is told, and directories for temporary files that cannot
+            be opened.
         read_files: Files of LMCache that were read after they were written: where there is none,
             the mount does not keep atime, or nobody reads.
         expired_files: Older than the limit.
         expired_bytes: Of those.
+        ahead_s: How far in the future the latest write was, by the clock here.
         ages: Of the files that may go.
     """
 
@@ -118,31 +153,45 @@ class Survey:
     fresh_files: int = 0
     temporary_files: int = 0
     temporary_bytes: int = 0
+    leftover_files: int = 0
+    leftover_bytes: int = 0
+    unused_folders: int = 0
     other_files: int = 0
     other_bytes: int = 0
     directories: int = 0
+    unreadable: int = 0
     read_files: int = 0
     expired_files: int = 0
     expired_bytes: int = 0
+    ahead_s: float = 0.0
     ages: AgeHistogram = field(default_factory=AgeHistogram)
 
-    def add(self, name: str, status: FileStatus, limits: Limits) -> None:
-        """Count one entry."""
+    def add(
+        self, name: str, status: FileStatus, limits: Limits, *, in_folder: bool = False
+    ) -> None:
+        """Count one entry, of the pool itself or of a directory for temporary files."""
         if not status.regular:
             self.directories += 1
-        elif name.endswith(TEMPORARY):
-            self.temporary_files += 1
-            self.temporary_bytes += status.num_bytes
-        elif parse_name(name) is None:
+        elif is_temporary(name, in_folder=in_folder):
+            self._add_temporary(status, limits)
+        elif in_folder or parse_name(name) is None:
             self.other_files += 1
             self.other_bytes += status.num_bytes
         else:
             self._add_chunk(status, limits)
 
+    def _add_temporary(self, status: FileStatus, limits: Limits) -> None:
+        self.temporary_files += 1
+        self.temporary_bytes += status.num_bytes
+        if limits.is_leftover(status, self.now):
+            self.leftover_files += 1
+            self.leftover_bytes += status.num_bytes
+
     def _add_chunk(self, status: FileStatus, limits: Limits) -> None:
         self.files += 1
         self.num_bytes += status.num_bytes
         self.read_files += status.read_s > status.written_s
+        self.ahead_s = max(self.ahead_s, status.written_s - self.now)
         if limits.in_grace(status, self.now):
             self.fresh_files += 1
             return

@@ -7,14 +7,16 @@ that has not come back.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from gateway.l2.janitor import Janitor, Progress, Round, Stopped
+from gateway.l2.janitor import Janitor, Round
 from gateway.l2.janitor_directory import Directory, Refused
+from gateway.l2.janitor_progress import Progress, Stopped
 
 # How often the thread that watches looks; also what a signal waits for.
 _TICK_S = 0.2
@@ -58,7 +60,7 @@ class Keeper:
     """One directory and the thread that works on it.
 
     Args:
-        path: As given by the operator.
+        path: As given by the operator; `path` of the object is what to call it.
         janitor: Does the rounds.
         opening: Opens `path`; in the thread, because that may hang as well.
         patience: With the mount.
@@ -71,7 +73,9 @@ class Keeper:
         opening: Callable[[str], AbstractContextManager[Directory]],
         patience: Patience,
     ) -> None:
-        self.path = path
+        # Names need not be UTF-8, and what is told of them has to be.
+        self.path = os.fsencode(path).decode("utf-8", "backslashreplace")
+        self._path = path
         self.progress = Progress()
         self._janitor = janitor
         self._opening = opening
@@ -120,7 +124,7 @@ class Keeper:
         # What ends the thread in no way of those below must not pass for the round before.
         self._ended = Outcome(problem="the round ended by a fault of the janitor's own")
         try:
-            with self._opening(self.path) as directory:
+            with self._opening(self._path) as directory:
                 self._ended = Outcome(round=self._janitor.run(directory, self.progress))
         except Refused as error:
             self._ended = Outcome(refused=str(error))

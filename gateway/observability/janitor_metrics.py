@@ -16,7 +16,8 @@ class JanitorMetrics:
         self.files = self._gauge(
             "files",
             "Files found in the last round, by kind: `lmcache`, `temporary` (being written, or "
-            "left by a writer that died), `other` (never touched).",
+            "left by a writer that died), `leftover` (of those, the latter), `other` and "
+            "`unreadable` (never touched).",
             "path kind",
         )
         self.bytes = self._gauge("bytes", "Bytes of those.", "path kind")

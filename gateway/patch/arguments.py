@@ -99,7 +99,7 @@ def with_arguments(
     added: list[str] = []
     events = find(words, EVENTS)
     if events is None:
-        added += [EVENTS, json.dumps(settings.events())]
+        added += [EVENTS, _completed("{}", settings)]
     else:
         _set(edited, events, _completed(events.text, settings))
     if find(words, DETAILS) is None:
@@ -145,6 +145,12 @@ def _completed(text: str, settings: Settings) -> str:
     if told.get("publisher") == "null":
         told.pop("publisher")
     wanted = {**settings.events(), **told, "enable_kv_cache_events": True}
+    events, replay = (str(wanted[key]) for key in ("endpoint", "replay_endpoint"))
+    if events.rpartition(":")[2] == replay.rpartition(":")[2]:
+        raise CannotPatch(
+            f"{EVENTS} would have {events} for events and {replay} for their replay, and "
+            "the engine would not start: give another --events-port or --replay-port"
+        )
     return text if wanted == told else json.dumps(wanted)
 
 

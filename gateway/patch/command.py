@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import Any, TextIO
 
 from gateway.l2.seeds import MAX_SEED
@@ -67,11 +68,11 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
     add("--chunk-tokens", metavar="N", type=int, help="LMCache's chunk (as written, or 256)")
     add("--hash", choices=_ALGORITHMS, help="of LMCache's chunks (as written, or sha256_cbor)")
     add("--seed", metavar="N", type=_seed, help="PYTHONHASHSEED (as written, or 0)")
-    add("--l1-gb", metavar="GB", type=float, help="LMCache's host memory (left as it is)")
+    add("--l1-gb", metavar="GB", type=_gigabytes, help="LMCache's host memory (left as it is)")
     add("--l1-events", action="store_true", help="LMCache tells what it puts into host memory")
-    add("--events-port", metavar="PORT", type=int, default=default.events_port,
+    add("--events-port", metavar="PORT", type=_port, default=default.events_port,
         help="of KV events, where none is written (%(default)s)")  # fmt: skip
-    add("--replay-port", metavar="PORT", type=int, default=default.replay_port,
+    add("--replay-port", metavar="PORT", type=_port, default=default.replay_port,
         help="of their replay (%(default)s)")  # fmt: skip
 
 
@@ -81,13 +82,26 @@ def _seed(text: str) -> int:
     return int(text)
 
 
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 2**16:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: 1 to 65535")
+    return int(text)
+
+
+def _gigabytes(text: str) -> float:
+    size = float(text)
+    if not 0 < size < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size above 0")
+    return size
+
+
 def _add_live(command: argparse.ArgumentParser) -> None:
     add = command.add_argument_group("what to compare with (--verify)").add_argument
     add("--live", metavar="FILE", action="append",
         help="what `kubectl get pods -o yaml` wrote, in place of the cluster")  # fmt: skip
     add("--metrics", metavar="FILE", action="append", help="with --live: a replica's /metrics")
     add("--kubeconfig", metavar="FILE", help="of the cluster; without it this pod's own account")
-    add("--port", metavar="PORT", type=int, default=8000, help="of the engines (%(default)s)")
+    add("--port", metavar="PORT", type=_port, default=8000, help="of the engines (%(default)s)")
 
 
 def _run(given: argparse.Namespace, out: TextIO, err: TextIO) -> int:

@@ -56,7 +56,11 @@ def run(given: argparse.Namespace, out: TextIO, err: TextIO) -> int:
         for one in patched:
             err.writelines(f"note: {label(one.wanted)}: {note}\n" for note in one.notes)
         _write(text, changed, patched, settings, given, out)
-    except (_Unusable, Unreachable, OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        named = f"{error.filename}: " if error.filename else ""
+        err.write(f"warmroute patch-deployment: {named}{error.strerror}\n")
+        return EXIT_USAGE
+    except (_Unusable, Unreachable) as error:
         err.write(f"warmroute patch-deployment: {error}\n")
         return EXIT_USAGE
     return EXIT_OK
@@ -86,7 +90,11 @@ def _settings(given: argparse.Namespace) -> Settings:
 
 def _text(file: str) -> str:
     # Bytes, as reading text would make all line ends alike.
-    return (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode("utf-8")
+    given = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    try:
+        return given.decode("utf-8")
+    except UnicodeDecodeError:
+        raise _Unusable(f"{file} is no UTF-8 text") from None
 
 
 def _patch_all(

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from gateway.l2.file_form import TMP_FOLDER
 from routing.value import value
 
 URL_NAME = "LMCACHE_REMOTE_URL"
@@ -14,8 +15,9 @@ POD_NAME = "POD_NAME"
 TMP_DIR = "fs_connector_relative_tmp_dir"
 # LMCache names a temporary file after the final one. Two engines that store the same chunk at the
 # same time then write one file, and the second rename fails (LMCache/LMCache#2517). A directory of
-# each pod's own, in the same file system so that renaming still works, keeps them apart.
-_TMP_DIR_OF_POD = f"tmp-$({POD_NAME})"
+# each pod's own, in the same file system so that renaming still works, keeps them apart. By how its
+# name begins the janitor knows it.
+_TMP_DIR_OF_POD = f"{TMP_FOLDER}$({POD_NAME})"
 POD_NAME_SOURCE: Mapping[str, Any] = {"fieldRef": {"fieldPath": "metadata.name"}}
 # The operator's own connector to its node-local daemon.
 OPERATORS_URL = "sagemaker-hyperpod://"

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -27,6 +26,7 @@ from gateway.server import DrainTimes, ListenError, Server, bind, reserve, url_o
 from gateway.workers.admin import CrewAdmin
 from gateway.workers.crew import Crew, Worker
 from gateway.workers.embedded import EmbeddedServer, NoServer, find_program
+from gateway.workers.folder import private_folder
 from gateway.workers.kept import State
 from gateway.workers.post import Post
 
@@ -121,7 +121,7 @@ class Supervisor:
         """Open the listeners, start the shared server, and make the workers."""
         config = self._config
         program = find_program() if config.index.backend == "memory" else None
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmroute-")))  # 0700
+        folder = stack.enter_context(private_folder())
         public = reserve(config.listen.host, config.listen.port)
         stack.callback(public.close)
         admin = bind(config.admin.host, config.admin.port)

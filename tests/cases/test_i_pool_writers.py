@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gateway.cli import main
 from gateway.l2.file_form import parse_name
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +93,17 @@ def test_i152_without_it_one_of_the_two_fails(tmp_path: Path):
     failed = put_at_once(*engines)
     assert len(failed) >= len(CHUNKS) // 2
     assert all(isinstance(error, FileNotFoundError) for error in failed)
+
+
+def test_i152_a_janitor_that_works_while_engines_store_takes_nothing_from_them(tmp_path: Path):
+    def rounds() -> None:
+        told = ["--max-age", "0", "--folders", "0", "--delete"]
+        assert main(["l2-janitor", str(tmp_path), *told]) == 0
+
+    engine = FsConnector(tmp_path, extra_of_pod("engines-0"), rounds)
+    for chunk in CHUNKS[:3]:
+        engine.put(chunk)
+    assert sorted(file.name for file in tmp_path.glob("*.data")) == sorted(CHUNKS[:3])
 
 
 @pytest.mark.parametrize("pod", ["qwen3-8b-7d9f-x2x4z", "engines-0"])

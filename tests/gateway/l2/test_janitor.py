@@ -2,16 +2,18 @@
 
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.l2.janitor import Janitor, Progress, Stopped
+from gateway.l2.janitor import Janitor
 from gateway.l2.janitor_ages import AgeHistogram, Cutoff, bucket_of, place_of, youngest_of
 from gateway.l2.janitor_directory import Refused
 from gateway.l2.janitor_plan import FileStatus, Limits, Space
+from gateway.l2.janitor_progress import Progress, Stopped
 from gateway.l2.janitor_report import summary
 from gateway.l2.quantities import Share
 
@@ -41,6 +43,7 @@ class Pool(dict):
         self.meanwhile: dict[str, FileStatus | None] = {}
         self.broken: set[str] = set()
         self.removed: list[str] = []
+        self.folders: dict[str, Pool] = {}
 
     def entries(self):
         for file_name in list(self):
@@ -61,6 +64,23 @@ class Pool(dict):
             raise PermissionError(13, "Permission denied")
         self.removed.append(file_name)
         return self.pop(file_name, None) is not None
+
+    def folder(self, file_name: str, age_s: float, files: dict[str, FileStatus]) -> "Pool":
+        """Put a directory into this one."""
+        self[file_name] = at(age_s, regular=False, folder=True)
+        self.folders[file_name] = Pool(files)
+        return self.folders[file_name]
+
+    @contextmanager
+    def inside(self, file_name: str):
+        if file_name in self.broken:
+            raise PermissionError(13, "Permission denied")
+        yield self.folders[file_name]
+
+    def remove_folder(self, file_name: str) -> bool:
+        if self.folders[file_name]:
+            raise OSError(39, "Directory not empty")
+        return self.remove(file_name)
 
     def space(self) -> Space:
         return self.at_hand
@@ -140,7 +160,7 @@ def test_only_files_with_a_name_of_lmcaches_are_ever_deleted():
     others = {
         "weights.safetensors": at(99 * HOUR),
         "notes.data": at(99 * HOUR),
-        "m@1@0@beef@half.tmp": at(99 * HOUR),
+        "m@1@0@beef@half.tmp": at(23 * HOUR),
         name(1): at(99 * HOUR, regular=False),  # a link or a directory
     }
     pool = Pool(others | {name(2): at(99 * HOUR)})
@@ -170,6 +190,17 @@ def test_what_was_just_written_is_left_alone(status: FileStatus):
     assert done.survey.fresh_files == 1
     assert done.failed  # nothing could be done about the limit
     assert done.over_bytes == 100
+
+
+def test_a_clock_that_is_behind_is_told():
+    """Nothing goes before it has caught up, which may take an hour."""
+
+    def told(written_ahead_s: float) -> list[str]:
+        pool = Pool({name(1): at(-written_ahead_s), name(2): at(HOUR)})
+        return [line for line in summary("/p", run(pool, max_bytes=0)) if "clocks" in line]
+
+    assert told(3600) == ["  clocks differ   a file was written 1.0 h in the future"]
+    assert told(30) == []
 
 
 def test_a_dry_run_deletes_nothing_and_says_about_how_much_would_go():
@@ -240,6 +271,162 @@ def test_a_stop_ends_the_round():
     assert pool.removed == []
 
 
+# What writers that died left.
+
+DAY = 24 * HOUR
+
+
+def test_what_dead_writers_left_goes_and_what_is_being_written_stays():
+    pool = hourly(2)
+    dead = pool.folder("tmp-a", DAY, {name(7): at(25 * HOUR), name(8): at(23 * HOUR)})
+    # Renamed over, or its owner changed: its inode was touched a minute ago.
+    live = pool.folder("tmp-b", 0, {name(7): at(99 * DAY, named_s=NOW - 60), name(9): at(0)})
+    pool["m@1@0@beef@half.tmp"], pool["m@1@0@feed@half.tmp"] = at(25 * HOUR), at(23 * HOUR)
+    done = run(pool, max_bytes=1000)
+    assert sorted(dead) == [name(8)]
+    assert sorted(live) == [name(7), name(9)]
+    assert pool.removed == ["m@1@0@beef@half.tmp"]
+    found, left = done.survey, done.leftovers
+    assert (found.temporary_files, found.leftover_files, found.leftover_bytes) == (6, 2, 200)
+    assert (left.files, left.num_bytes, left.failed, done.failed) == (2, 200, 0, False)
+    assert (found.files, found.num_bytes) == (2, 200)
+
+
+def test_a_writer_that_goes_on_meanwhile_keeps_its_file():
+    pool = Pool()
+    folder = pool.folder("tmp-a", DAY, {name(7): at(DAY), name(8): at(DAY), name(9): at(DAY)})
+    folder.meanwhile = {name(7): at(0), name(8): None}
+    done = run(pool, max_bytes=1000)
+    assert sorted(folder) == [name(7)]
+    assert (done.leftovers.spared, done.leftovers.gone, done.leftovers.files) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(("leftover_s", "grace_s", "goes"), [(60, 0, 1), (60, 7200, 0)])
+def test_a_leftover_is_older_than_both_ages(leftover_s: float, grace_s: float, goes: int):
+    pool = Pool()
+    folder = pool.folder("tmp-a", DAY, {name(7): at(HOUR)})
+    run(pool, max_bytes=1000, leftover_s=leftover_s, grace_s=grace_s)
+    assert len(folder) == 1 - goes
+
+
+def test_only_files_with_a_name_of_lmcaches_are_left_by_a_writer():
+    pool = hourly(1)
+    others = {
+        "core.1234": at(99 * DAY),
+        "m@1@0@beef@half.tmp": at(99 * DAY),  # there they have their final names
+        name(3): at(99 * DAY, regular=False),
+    }
+    folder = pool.folder("tmp-a", 99 * DAY, others)
+    elsewhere = pool.folder("temporary", 99 * DAY, {name(7): at(99 * DAY)})
+    pool["notes.tmp"] = at(99 * DAY)
+    pool["tmp-link"] = at(99 * DAY, regular=False)
+    done = run(pool, max_bytes=0, folder_s=1)
+    assert done.leftovers is None
+    assert len(folder) == 3
+    assert len(elsewhere) == 1
+    assert {"notes.tmp", "tmp-a", "tmp-link", "temporary"} <= set(pool)
+    assert (done.survey.other_files, done.survey.directories) == (3, 4)
+
+
+def test_an_empty_directory_stays_unless_told_otherwise():
+    """An engine makes its own at its start, and every store fails without it."""
+
+    def left(**limits: float) -> set[str]:
+        pool = Pool()
+        pool.folder("tmp-a", 40 * DAY, {})
+        pool.folder("tmp-b", 20 * DAY, {})
+        pool.folder("tmp-c", 40 * DAY, {name(7): at(0)})
+        pool.folder("tmp-d", 40 * DAY, {name(7): at(40 * DAY)})
+        run(pool, max_bytes=0, **limits)
+        return set(pool)
+
+    assert left() == {"tmp-a", "tmp-b", "tmp-c", "tmp-d"}
+    # What held a leftover until now was written to just now.
+    assert left(folder_s=30 * DAY) == {"tmp-b", "tmp-c", "tmp-d"}
+
+
+def test_a_directory_that_is_written_to_right_then_stays():
+    pool = hourly(1)
+    folder = pool.folder("tmp-a", 40 * DAY, {})
+    pool.folder("tmp-b", 40 * DAY, {})
+    pool.broken = {"tmp-b"}
+
+    def remove_folder(file_name: str) -> bool:
+        folder[name(7)] = at(0)
+        return Pool.remove_folder(pool, file_name)
+
+    pool.remove_folder = remove_folder
+    done = run(pool, max_bytes=1000, folder_s=30 * DAY)
+    assert "tmp-a" in pool
+    left = done.leftovers
+    assert (left.folders, left.spared, left.failed, done.survey.unreadable) == (0, 1, 0, 1)
+
+
+def test_directories_that_cannot_be_opened_do_not_end_the_pass():
+    pool = Pool()
+    for number in range(150):
+        pool.folder(f"tmp-{number}", 40 * DAY, {})
+        pool.broken.add(f"tmp-{number}")
+    folder = pool.folder("tmp-z", DAY, {name(7): at(DAY)})
+    done = run(pool, max_bytes=1000)
+    assert len(folder) == 0
+    assert (done.leftovers.failed, done.survey.unreadable, done.failed) == (0, 150, True)
+
+
+def test_a_dry_run_says_what_writers_left_and_deletes_none_of_it():
+    pool = hourly(1)
+    folder = pool.folder("tmp-a", DAY, {name(7): at(DAY)})
+    pool.folder("tmp-b", 40 * DAY, {})
+    done = run(pool, delete=False, folder_s=30 * DAY)
+    assert (done.leftovers, len(folder), len(pool)) == (None, 1, 3)
+    told = list(summary("/p", done))
+    assert "  temporary       1, 100 B; of those 1 left by dead writers (1.0 d), 100 B" in told
+    assert "  WOULD DELETE    1 leftovers, 1 empty directories; --delete does it" in told
+
+
+def test_room_that_leftovers_made_is_not_made_again_by_chunks():
+    pool = hourly(20)
+    folder = pool.folder("tmp-a", DAY, {name(7): at(DAY, 500)})
+    pool.at_hand = Space(total_bytes=10_000, free_bytes=600)
+
+    def removed(file_name: str) -> bool:
+        pool.at_hand = Space(total_bytes=10_000, free_bytes=1100)
+        return Pool.remove(folder, file_name)
+
+    folder.remove = removed
+    done = run(pool, min_free=Share(ratio=0.09))
+    assert pool.removed == []
+    assert (done.leftovers.files, done.swept.files, done.over_bytes) == (1, 0, 0)
+
+
+def test_leftovers_that_cannot_be_deleted_do_not_keep_chunks_from_going():
+    pool = hourly(20)
+    folder = pool.folder("tmp-a", DAY, {name(7): at(DAY, 500)})
+    folder.broken = {name(7)}
+    pool.at_hand = Space(total_bytes=10_000, free_bytes=600)
+    done = run(pool, min_free=Share(ratio=0.09))
+    assert done.swept.files == 4
+    assert (done.leftovers.failed, done.leftovers.first_error) == (1, "Permission denied")
+    assert done.failed
+
+
+def test_a_directory_that_cannot_be_opened_is_told_and_the_rest_goes():
+    pool = hourly(20)
+    pool.folder("tmp-a", DAY, {name(7): at(DAY)})
+    pool.broken = {"tmp-a"}
+    done = run(pool, max_bytes=1000)
+    assert (done.swept.files, done.survey.unreadable) == (11, 1)
+    assert "  FAILED          1 could not be looked at" in summary("/p", done)
+    assert done.failed
+
+
+def test_files_of_which_nothing_can_be_told_are_no_success():
+    """A directory that may be listed and not entered, or files whose storage is lost."""
+    done = run(Pool({name(1): None, name(2): at(HOUR)}), delete=False, max_bytes=1000)
+    assert (done.survey.unreadable, done.survey.files, done.survey.other_files) == (1, 1, 0)
+    assert done.failed
+
+
 # Two janitors that look at the same pool.
 
 
@@ -306,7 +493,8 @@ def test_a_cutoff_takes_enough_and_no_older_file_stays_for_a_younger_one(files, 
 
 MEMORY = """
 import resource, sys
-from gateway.l2.janitor import Janitor, Progress
+from gateway.l2.janitor import Janitor
+from gateway.l2.janitor_progress import Progress
 from gateway.l2.janitor_plan import FileStatus, Limits, Space
 
 class Pool:

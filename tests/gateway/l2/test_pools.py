@@ -2,6 +2,7 @@
 
 import io
 import logging
+from functools import partial
 
 import pytest
 
@@ -12,6 +13,7 @@ from gateway.l2.pools import SharedPools
 from gateway.observability.logging import EventLog
 from gateway.proxy.transport import HttpToolsTransport
 from gateway.replicas.registry import Registry
+from tests.support.background import some_background
 from tests.support.engines import Engine
 from tests.support.shared_caches import with_shared_cache
 
@@ -21,7 +23,9 @@ LOG = EventLog(logging.getLogger("test.pools"))
 @pytest.fixture
 def pools():
     registry = Registry((), None, lambda: 0.0, lambda _: None)
-    return SharedPools(registry, lambda: HttpToolsTransport(lambda: 0.0), LOG, lambda: 0.0)
+    background = some_background(LOG)
+    transport = partial(HttpToolsTransport, lambda: 0.0)
+    return SharedPools(registry, transport, background, LOG, lambda: 0.0)
 
 
 def section(**fields):

@@ -321,13 +321,47 @@ def test_a_chunk_that_is_no_number_is_refused(tmp_path, capsys, chunk):
 
 
 @pytest.mark.parametrize(
-    ("option", "word"), [("--seed", "abc"), ("--seed", "4294967296"), ("--hash", "sha256-cbor")]
+    ("option", "word"),
+    [
+        ("--seed", "abc"),
+        ("--seed", "4294967296"),
+        ("--hash", "sha256-cbor"),
+        ("--events-port", "65536"),
+        ("--replay-port", "0"),
+        ("--port", "http"),
+        ("--l1-gb", "nan"),
+        ("--l1-gb", "0"),
+    ],
 )
 def test_words_that_an_engine_would_not_understand_are_refused(tmp_path, capsys, option, word):
     with pytest.raises(SystemExit) as ended:
         patch(DEPLOYMENT, tmp_path, capsys, option, word)
     assert ended.value.code == 2
     assert word in capsys.readouterr().err
+
+
+def test_events_and_their_replay_on_one_port_are_refused(tmp_path, capsys):
+    """The engine would find its own port taken."""
+    written = edited(
+        lambda pod: pod["containers"][0]["args"].append(
+            '--kv-events-config={"endpoint": "tcp://0.0.0.0:5558"}'
+        )
+    )
+    for text, options in ((DEPLOYMENT, ["--events-port", "5558"]), (written, [])):
+        status, out, err = patch(text, tmp_path, capsys, *options)
+        assert (status, out) == (2, "")
+        assert ":5558 for their replay" in err
+
+
+def test_a_file_that_cannot_be_read_is_told_by_its_name(tmp_path, capsys):
+    (tmp_path / "latin").write_bytes(b"name: \xff")
+    for name, why in (("latin", "no UTF-8 text"), ("", "directory"), ("none", "No such file")):
+        file = str(tmp_path / name).rstrip("/")
+        assert main(["patch-deployment", file]) == 2
+        err = capsys.readouterr().err
+        assert file in err
+        assert why in err
+        assert "Errno" not in err
 
 
 # Where it writes.
