@@ -27,6 +27,7 @@ from gateway.proxy.relay import Relay
 from gateway.proxy.retry import RetryBudget
 from gateway.proxy.transport import Deadlines, Transport
 from gateway.replicas.registry import Registry
+from gateway.shared.pace import Pace
 from gateway.sharing import Sharing
 from gateway.stored import Stored
 from routing.load import LoadBook, Loads
@@ -39,6 +40,7 @@ class Parts:
     Attributes:
         book: What this gateway has at the replicas.
         loads: What all gateways have there.
+        pace: When this gateway hears the others; None where there are none.
         shared_pools: What is known of the pools that models' replicas share.
         now: Monotonic seconds.
     """
@@ -48,6 +50,7 @@ class Parts:
     shared_pools: SharedPools
     book: LoadBook
     loads: Loads
+    pace: Pace | None
     transport: Transport
     stored: Stored
     budget: RetryBudget
@@ -80,8 +83,8 @@ def build_pipeline(parts: Parts, models: Models, config: GatewayConfig) -> Pipel
         rng=parts.rng,
         now=now,
     )
-    sharing = Sharing(registry, parts.stored, parts.rng)
-    return Pipeline(models, sharing, registry, index, placer, relay, config, now)
+    sharing = Sharing(registry, parts.rng)
+    return Pipeline(models, sharing, registry, index, parts.pace, placer, relay, config, now)
 
 
 def build_public_api(parts: Parts, pipeline: Pipeline, others: AsgiApp) -> PublicApi:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 from gateway.config.engine import EngineConfig
@@ -15,10 +17,10 @@ from gateway.kvevents.subscriber import Source
 from gateway.models import Model, Models, build_model
 from gateway.observability.logging import EventLog
 from gateway.prompt.bytecache import ByteCache
+from gateway.prompt.hub import hub_answers, is_hub_id
 from gateway.prompt.keys import BlockKeys
-from gateway.prompt.loading import ModelTokenizer, load_tokenizer
+from gateway.prompt.loading import Loaded, files_of, load_tokenizer
 from gateway.prompt.prepare import Preparer
-from gateway.prompt.tokenizer import TokenizerUnavailable
 from gateway.prompting import Prompting
 from gateway.proxy.transport import Origin
 from gateway.replicas.discovery.base import Found
@@ -59,7 +61,13 @@ def replica_builder(
     return build
 
 
+# For one tokenizer. A large one is read and tried in 5 s, and 20 MB from the hub take 100 s at 200
+# kB/s. A mount that hangs would hold the start up for ever.
+LOAD_TIMEOUT_S = 120.0
+
 _Format = tuple[str, str]
+_Wanted = tuple[str, str | None]
+"""A tokenizer's name and its chat template's file: what may be missing."""
 
 
 def _format(name: str, engine: EngineConfig) -> _Format:
@@ -69,7 +77,7 @@ def _format(name: str, engine: EngineConfig) -> _Format:
 
 
 class Tokenizers:
-    """The tokenizers in use, each loaded once, in threads.
+    """The tokenizers in use, each loaded once in threads, and again where its files are others.
 
     Args:
         log: Gets one line for each, also where a gateway has to start without.
@@ -82,53 +90,73 @@ class Tokenizers:
     def __init__(self, log: EventLog, cache_bytes: int) -> None:
         self.cache = ByteCache(cache_bytes)
         self._log = log
-        self._tokenizer_by_format: dict[_Format, ModelTokenizer | None] = {}
+        self._loaded_by_format: dict[_Format, Loaded] = {}
+        self._missing: set[_Wanted] = set()
 
-    async def load(
-        self, name: str, engine: EngineConfig, *, required: bool
-    ) -> ModelTokenizer | None:
+    async def need_absent_hub(self, models: Iterable[ModelConfig]) -> bool:
+        """Return whether a tokenizer has to come from the hub, and that does not answer."""
+        wanted = ((model.tokenizer, model.engine) for model in models if model.tokenizer)
+        unknown = (name for name, engine in wanted if not self._has(_format(name, engine)))
+        return any(map(is_hub_id, unknown)) and not await hub_answers()
+
+    async def load(self, name: str, engine: EngineConfig, *, first: bool, offline: bool) -> Loaded:
         """Return a tokenizer by its folder or hub id.
 
         Args:
             name: As configured.
             engine: What its model's engines' command line says.
-            required: It must load. Else one that cannot is None, and is tried again next time:
-                its model is routed without token ids meanwhile.
+            first: The gateway starts: one that cannot be loaded is no reason not to. It is tried
+                again with each reload, and its model is routed without token ids meanwhile.
+            offline: Leave the hub alone.
 
         Raises:
-            ConfigError: It is required and cannot be loaded.
+            ConfigError: It cannot be loaded, and was not missing before.
         """
-        which = _format(name, engine)
-        known = self._tokenizer_by_format.get(which)
+        wanted = (name, engine.chat_template)
         try:
-            if known is None:
-                known = await run_apart(partial(load_tokenizer, name, engine, self.cache), "load")
-                self._tokenizer_by_format[which] = known
-                self._tell(name, known)
-            return await run_apart(partial(known.for_engine, engine), "load")
-        except TokenizerUnavailable as problem:
-            if required:
-                raise ConfigError([Problem("", "tokenizer", str(problem))]) from None
-            self._log.warning(
-                "tokenizer_unavailable", tokenizer=name, problem=str(problem), cure=_CURE
-            )
-            self._tokenizer_by_format.setdefault(which, None)
-            return None
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
+                loaded = await self._loaded(name, engine, offline=offline)
+        except TimeoutError:
+            loaded = Loaded(problem=_SLOW.format(name=name, timeout_s=LOAD_TIMEOUT_S))
+        if loaded.tokenizer is not None:
+            self._missing.discard(wanted)
+            return loaded
+        if not first and wanted not in self._missing:
+            raise ConfigError([Problem("", "tokenizer", loaded.problem)])
+        self._missing.add(wanted)
+        self._log.warning(
+            "tokenizer_unavailable", tokenizer=name, problem=loaded.problem, cure=_CURE
+        )
+        return loaded
 
-    def _tell(self, name: str, loaded: ModelTokenizer) -> None:
-        self._log.info("tokenizer_loaded", tokenizer=name, **loaded.facts)
+    async def _loaded(self, name: str, engine: EngineConfig, *, offline: bool) -> Loaded:
+        which = _format(name, engine)
+        files = await run_apart(partial(files_of, name), "load")
+        known = self._loaded_by_format.get(which)
+        if known is None or files not in (None, known.files):
+            load = partial(load_tokenizer, name, engine, self.cache, offline=offline)
+            loaded = await run_apart(load, "load")
+            if loaded.tokenizer is None:
+                return loaded
+            self._loaded_by_format[which] = known = replace(loaded, files=files)
+            self._log.info("tokenizer_loaded", tokenizer=name, **loaded.tokenizer.facts)
+        return await run_apart(partial(known.for_engine, engine), "load")
+
+    def _has(self, which: _Format) -> bool:
+        return which in self._loaded_by_format
 
     def keep(self, names: Iterable[str]) -> None:
         """Drop those that no model uses any more: each takes hundreds of megabytes."""
         wanted = set(names)
-        for which in [each for each in self._tokenizer_by_format if each[0] not in wanted]:
-            del self._tokenizer_by_format[which]
-
-    def is_known(self, name: str) -> bool:
-        """Return whether a running model asked for it, in vain or not."""
-        return any(which[0] == name for which in self._tokenizer_by_format)
+        for which in [each for each in self._loaded_by_format if each[0] not in wanted]:
+            del self._loaded_by_format[which]
+        self._missing = {each for each in self._missing if each[0] in wanted}
 
 
+_SLOW = (
+    "tokenizer {name!r} did not load within {timeout_s:g} s: the hub is slow, or the mount of its "
+    "folder hangs"
+)
 _CURE = (
     "until `warmroute reload` or a restart finds it, its models' prompts are routed by their first "
     "bytes"
@@ -153,16 +181,18 @@ async def build_models(
         first: The gateway starts: a tokenizer that cannot be loaded is no reason not to.
 
     Raises:
-        ConfigError: A tokenizer that no model used before cannot be loaded.
+        ConfigError: A tokenizer cannot be loaded, and was not missing before.
     """
     models: list[Model] = []
     prepare = config.prepare
     block_keys = BlockKeys(tokenizers.cache)
+    offline = await tokenizers.need_absent_hub(config.models)
     for model in config.models:
-        tokenizer = None
+        loaded = Loaded()
         if model.tokenizer is not None:
-            required = not first and not tokenizers.is_known(model.tokenizer)
-            tokenizer = await tokenizers.load(model.tokenizer, model.engine, required=required)
+            name, engine = model.tokenizer, model.engine
+            loaded = await tokenizers.load(name, engine, first=first, offline=offline)
+        tokenizer = loaded.tokenizer
         preparer = Preparer(
             tokenizer,
             executor,
@@ -171,8 +201,7 @@ async def build_models(
             prepare.max_bytes,
             block_keys,
         )
-        prompts = await prompting.prompts(model, tokenizer, preparer)
-        built = build_model(config, model, prompts)
+        built = build_model(config, model, prompting.prompts(model, loaded, preparer))
         built.short_cuts = tokenizer.short_cuts if tokenizer is not None else {}
         models.append(built)
     return Models(models, config.rules)

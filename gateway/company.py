@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gateway.background import Background
 from gateway.config.index import IndexConfig
 from gateway.index.base import PrefixIndex
 from gateway.index.memory import MemoryIndex
@@ -48,6 +49,7 @@ def keep_company(
     config: IndexConfig,
     book: LoadBook,
     metrics: Metrics,
+    background: Background,
     log: EventLog,
     stack: AsyncExitStack,
     *,
@@ -60,6 +62,7 @@ def keep_company(
         config: Read once.
         book: What this gateway has at the replicas.
         metrics: Of the gateway.
+        background: Keeps the link to Redis, and writes the index.
         log: Of the gateway.
         stack: Closes the way to the others.
         lookup_timeout_s: Returns what is in force now.
@@ -76,6 +79,7 @@ def keep_company(
     from gateway.shared.shared import join  # noqa: PLC0415
 
     shared = join(config, book, metrics.redis, log, now, lookup_timeout_s)
+    shared.link.start(background)
     stack.callback(shared.link.close)
     index = RedisIndex(
         link=shared.link,
@@ -87,6 +91,6 @@ def keep_company(
         log=log,
         now=now,
     )
-    index.start()
+    index.start(background)
     stack.callback(index.close)
     return Company(index, shared.division, shared.loads, shared.whereabouts, shared)

@@ -6,6 +6,7 @@ nothing to choose; gateway/sharing.py draws where several serve the same name.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,6 +45,7 @@ class Model:
         served: What its replicas said they serve, by name.
         max_model_len: Tokens of prompt and answer together, as they said; the shortest is safe.
         num_routed: Requests routed so far.
+        turn_by_policy: Of these, those routed by each policy: what turns round robin.
         shared: The pool that its replicas share; None for none.
         host: Their host memories, where they are modelled.
         calibrator: Learns its prices; None where they stay as configured.
@@ -63,6 +65,7 @@ class Model:
     served: Mapping[str, ServedModel] = field(default_factory=dict)
     max_model_len: int | None = None
     num_routed: int = 0
+    turn_by_policy: Counter[str] = field(default_factory=Counter)
     shared: SharedCache | None = None
     host: HostMemories | None = None
     calibrator: Calibrator | None = None
@@ -117,6 +120,8 @@ class Model:
     def inherit(self, before: Model) -> None:
         """Take over what the same pool has learned under the configuration before."""
         self.num_routed = before.num_routed
+        kept = before.turn_by_policy.keys() & self.route_by_policy.keys()
+        self.turn_by_policy = Counter({name: before.turn_by_policy[name] for name in kept})
         self._told = before._told
         mine, theirs = self.calibrator, before.calibrator
         if mine is not None and theirs is not None and mine.prior == theirs.prior:

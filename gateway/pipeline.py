@@ -18,7 +18,7 @@ from gateway.index.base import PrefixIndex
 from gateway.l2.asking import SharedQuestion, credit_shared
 from gateway.models import Model, Models
 from gateway.observability.record import RequestRecord
-from gateway.placement import Asked, KeysByBlockSize, Placer, hash_specs
+from gateway.placement import Asked, KeysByBlockSize, Placement, Placer, hash_specs
 from gateway.prompt.body import BodyKind, RequestBody, read_body, splice_cache_salt
 from gateway.prompt.forwarding import is_forwardable, splice_token_ids, takes_token_ids
 from gateway.prompt.json import PIECE_BYTES
@@ -27,6 +27,7 @@ from gateway.proxy.relay import Relay
 from gateway.proxy.sampling import asks_usage, takes_report, with_report, with_usage
 from gateway.replicas.registry import Registry, Replica
 from gateway.rules import Wanted
+from gateway.shared.pace import Pace
 from gateway.sharing import Sharing
 from gateway.tenancy import tenant_salt
 from routing.hashing import HashSpec
@@ -46,6 +47,7 @@ class Pipeline:
     """Takes requests from a client to a replica and answers back.
 
     Attributes:
+        pace: Asked for the other gateways' loads, and told of decisions; None where there are none.
         config: For the index's deadline, refused fields and isolation.
         now: Monotonic seconds.
     """
@@ -54,6 +56,7 @@ class Pipeline:
     sharing: Sharing
     registry: Registry
     index: PrefixIndex
+    pace: Pace | None
     placer: Placer
     relay: Relay
     config: GatewayConfig
@@ -80,15 +83,33 @@ class Pipeline:
                 body = await asyncio.to_thread(self.read, request, endpoint.kind)
             request.caller.check_model(body.model)
             request, body = self.isolate(request, body)
-            if self.relay.stored.is_shared:
-                await self.relay.stored.learn_session(request.headers)
-            asked = await self.ask(request, body, record)
+            home_id = await self.relay.stored.home(request.headers, body.continued)
+            asked = await self.ask(request, body, record, home_id)
             if asked.choice.model.forward_token_ids:
                 request = await self._with_token_ids(request, asked)
-            placed = self.placer.place(asked, self._home(request, asked.choice.model))
+            placed = self.placer.place(asked, self._home(home_id, asked.choice.model))
+            if self.pace is not None:
+                self.pace.tell()
             record.decided(placed.decision, self.now())
             request = self._asking(request, body, placed.lease.replica, record)
         await self.relay.forward(request, placed, client, record)
+
+    async def foresee(
+        self, request: ClientRequest, endpoint: Endpoint, record: RequestRecord
+    ) -> Placement:
+        """Return where `handle` would send a request now. Nothing is booked or forwarded.
+
+        Raises:
+            GatewayError: As `handle`, before it forwards.
+        """
+        if endpoint.kind is None:
+            return Placement(await self._holder(endpoint.response_id))
+        body = await asyncio.to_thread(self.read, request, endpoint.kind)
+        request.caller.check_model(body.model)
+        request, body = self.isolate(request, body)
+        home_id = await self.relay.stored.home(request.headers, body.continued)
+        asked = await self.ask(request, body, record, home_id)
+        return self.placer.choose(asked, self._home(home_id, asked.choice.model))
 
     async def _with_token_ids(self, request: ClientRequest, asked: Asked) -> ClientRequest:
         """Give a request its token ids, where every replica that may get it runs them."""
@@ -143,21 +164,33 @@ class Pipeline:
             request = replace(request, body=with_report(request.body))
         return request
 
-    def _home(self, request: ClientRequest, model: Model) -> Replica | None:
-        """Return the replica that opened the request's session, unless it is leaving or ill."""
-        home = self.registry.get(self.relay.stored.session(request.headers) or ReplicaId(""))
+    def _home(self, home_id: ReplicaId | None, model: Model) -> Replica | None:
+        """Return the replica that has what a request goes on with, unless it is leaving or ill."""
+        home = self.registry.get(home_id or ReplicaId(""))
         if home is None or home.model_key != model.key or not home.keeps_sessions:
             return None
         return home
 
-    async def ask(self, request: ClientRequest, body: RequestBody, record: RequestRecord) -> Asked:
+    async def ask(
+        self,
+        request: ClientRequest,
+        body: RequestBody,
+        record: RequestRecord,
+        home_id: ReplicaId | None = None,
+    ) -> Asked:
         """Gather what a decision needs: the pool, its route, token ids, block keys and matches.
+
+        Args:
+            request: Its path and headers count.
+            body: What of it is read.
+            record: Of the request.
+            home_id: Who has what it goes on with.
 
         Raises:
             ModelNotFound: Nobody serves the model.
         """
         wanted = Wanted(body.model, request.path, request.headers, request.caller.name)
-        choice = self.sharing.choose(self.models.offer(wanted), request.headers)
+        choice = self.sharing.choose(self.models.offer(wanted), request.headers, home_id)
         model, route = choice.model, choice.route
         record.asked(choice, body.stream, self.now())
         specs: Sequence[HashSpec] = ()
@@ -166,7 +199,7 @@ class Pipeline:
         prompt = await model.preparer.prepare(body, specs, model.max_model_len)
         record.prepared(prompt, self.now())
         keys = {} if prompt.problem else {spec.block_size: prompt.keys(spec) for spec in specs}
-        question = None
+        question, shared_tokens = None, 0
         if model.shared is not None and not prompt.problem:
             lora = model.lora(body.model)
             question = SharedQuestion(model.shared, prompt, lora, self.now)
@@ -176,17 +209,26 @@ class Pipeline:
             prefix = await question.answer()
             matches = credit_shared(matches, replicas, prefix, model.host, prompt.num_tokens)
             record.shared, record.shared_late = question.prefix, question.is_late
+            shared_tokens = 0 if prefix is None else prefix.num_tokens
         record.looked_up(matches, self.now())
-        return Asked(choice, prompt, route.session(request.headers), keys, matches)
+        session = route.session(request.headers)
+        return Asked(choice, prompt, session, keys, matches, shared_tokens)
 
     async def _look_up(
         self, keys: KeysByBlockSize, record: RequestRecord
     ) -> Mapping[ReplicaId, PrefixMatch]:
+        """Return what replicas hold of a prompt; meanwhile hear what other gateways sent them."""
+        timeout_s = self.config.index.lookup_timeout_s
+        heard = self.pace.ask(timeout_s) if self.pace is not None else None
+        until = self.now() + timeout_s
         try:
             if not self.index.waits:
                 return await self.index.lookup(keys)
-            async with asyncio.timeout(BACKSTOP_TIMES * self.config.index.lookup_timeout_s):
-                return await self.index.lookup(keys)
+            async with asyncio.timeout(BACKSTOP_TIMES * timeout_s):
+                matches = await self.index.lookup(keys)
+                if heard is not None and not heard.done():
+                    await asyncio.wait({heard}, timeout=max(0.0, until - self.now()))
+                return matches
         except TimeoutError:
             record.lookup_timed_out = True
         except Exception:  # noqa: BLE001 - fail open: an index may be behind a network

@@ -18,6 +18,7 @@ from gateway.index.base import Prediction, PrefixIndex
 from gateway.models import Choice, Model
 from gateway.prompt.prepare import Prompt
 from gateway.replicas.registry import Registry, Replica, rung_of
+from routing.credit import taken_tokens
 from routing.hashing import HashSpec
 from routing.load import Lease, LoadBook, Loads
 from routing.types import (
@@ -43,6 +44,8 @@ class Asked:
         choice: Its pool and its route.
         keys_by_block_size: The prompt's block keys once for each block size in the fleet.
         matches: What the index says of them.
+        shared_tokens: Leading tokens of the prompt that the model's pool holds, as far as its own
+            look-up says: what is left of a match whose replica is not believed.
     """
 
     choice: Choice
@@ -50,6 +53,34 @@ class Asked:
     session: bytes | None
     keys_by_block_size: KeysByBlockSize
     matches: Mapping[ReplicaId, PrefixMatch]
+    shared_tokens: int = 0
+
+
+@value
+class Placement:
+    """Where one request goes, and why, before anything is booked.
+
+    Attributes:
+        replica: Where.
+        asked: What the decision knew; None for a request that only one replica can answer.
+        decision: None likewise, and where no replica but the session's home may get requests.
+        home: The replica that opened the request's session: tried first, whatever its load.
+    """
+
+    replica: ReplicaId
+    asked: Asked | None = None
+    decision: Decision | None = None
+    home: ReplicaId | None = None
+
+    @property
+    def order(self) -> list[ReplicaId]:
+        """Replicas to try, in order."""
+        return [self.replica] if self.decision is None else _order(self.decision, self.home)
+
+
+def _order(decision: Decision, home: ReplicaId | None) -> list[ReplicaId]:
+    order = decision.order
+    return order if home is None else [home, *(other for other in order if other != home)]
 
 
 def hash_specs(registry: Registry, model: Model, lora: str, cache_salt: str) -> list[HashSpec]:
@@ -84,9 +115,7 @@ class Placed:
             return self.lease.replica if position == 0 else None
         if position == 0:
             return self.home or self.decision.replica
-        order = self.decision.order
-        if self.home is not None:
-            order = [self.home, *(other for other in order if other != self.home)]
+        order = _order(self.decision, self.home)
         return order[position] if position < len(order) else None
 
     @property
@@ -130,15 +159,35 @@ class Placer:
         self.rng = rng
         self._now = now
 
+    def choose(self, asked: Asked, home: Replica | None = None) -> Placement:
+        """Say where a request would go now, and change nothing.
+
+        Args:
+            asked: What is known about the request.
+            home: Has its session's state, and so comes first; the decision says who is next.
+
+        Raises:
+            NoEligibleReplica: As `decide`, and the session has no home.
+        """
+        home_id = home.replica_id if home is not None else None
+        try:
+            decision = self.decide(asked)
+        except NoEligibleReplica:
+            if home_id is None:
+                raise
+            return Placement(home_id, asked, None, home_id)
+        return Placement(home_id or decision.replica, asked, decision, home_id)
+
     def decide(self, asked: Asked) -> Decision:
-        """Decide where a request would go now, and change nothing.
+        """Decide between the replicas that may get a request.
 
         Raises:
             NoEligibleReplica: No replica of the pool is ready, or none has loaded the adapter that
                 the request names.
         """
         model, name = asked.choice.model, asked.choice.offer.name
-        replicas = model.able(self._registry.eligible(model.key), name)
+        # In this order: the only one that has an adapter gets its requests also when it is busy.
+        replicas = self._registry.not_busy(model.able(self._registry.ready(model.key), name))
         if not replicas:
             states = self._registry.states(model.key)
             told = ", ".join(f"{number} {state}" for state, number in states.items())
@@ -161,23 +210,21 @@ class Placer:
         """Decide, and book the request on the chosen replica in the same step.
 
         Args:
-            asked: What is known about the request.
-            home: Has its session's state, and so comes first; the decision says who is next.
+            asked: As `choose`.
+            home: As `choose`.
 
         Raises:
-            NoEligibleReplica: As `decide`, and the session has no home.
+            NoEligibleReplica: As `choose`.
         """
-        try:
-            decision = self.decide(asked)
-        except NoEligibleReplica:
-            if home is None:
-                raise
-            return self.follow(home.replica_id)
+        placement = self.choose(asked, home)
+        if placement.decision is None:
+            return self.follow(placement.replica)
         asked.choice.model.num_routed += 1
+        asked.choice.model.turn_by_policy[asked.choice.route.name] += 1
         # No wait since the decision: the chosen one is there.
-        replica = home or self._registry[decision.replica]
-        placed = Placed(self._book_asked(asked, replica), asked, decision)
-        placed.home = home.replica_id if home else None
+        replica = home or self._registry[placement.replica]
+        placed = Placed(self._book_asked(asked, replica), asked, placement.decision)
+        placed.home = placement.home
         placed.prediction = self._predict(asked, replica)
         return placed
 
@@ -204,12 +251,26 @@ class Placer:
         distrusted, unserved = self._registry.distrusted, self._registry.shared_distrusted
         if not distrusted and not unserved:
             return asked.matches
-        return {
-            name: _without_shared(match) if name in unserved else match
-            for name, match in asked.matches.items()
-            # Who is not believed to hold anything may still take all from the pool.
-            if name not in distrusted or match.total_tokens == match.l2_tokens
-        }
+        matches = dict(asked.matches)
+        for name in distrusted & matches.keys():
+            matches[name] = self._without_own(matches[name], name, asked)
+        for name in unserved & matches.keys():
+            matches[name] = _without_shared(matches[name])
+        return matches
+
+    def _without_own(self, match: PrefixMatch, name: ReplicaId, asked: Asked) -> PrefixMatch:
+        """Return what a replica may take from the pool that is not believed to hold anything.
+
+        Where its own memory and a pool that only the index knows are mixed, what the pool has of
+        the beginning cannot be told from the match, and counts for nothing.
+        """
+        if match.total_tokens == match.l2_tokens:
+            return match
+        block_size = self._registry[name].block_size if asked.shared_tokens else None
+        if not block_size:
+            return NO_MATCH
+        num_tokens = asked.prompt.num_tokens
+        return PrefixMatch(l2_tokens=taken_tokens(asked.shared_tokens, num_tokens, block_size))
 
     def _book_asked(self, asked: Asked, replica: Replica) -> Lease:
         replica_id = replica.replica_id
@@ -242,7 +303,7 @@ def _query(asked: Asked, replicas: Sequence[Replica], num_gateways: int) -> Rout
         num_prompt_tokens=prompt.num_tokens,
         rung=rung if prompt.packed_tokens is None else rung_of(replicas),
         session_key=None if session is None else int(xxh3_64_intdigest(session)),
-        sequence=asked.choice.model.num_routed,
+        sequence=asked.choice.model.turn_by_policy[asked.choice.route.name],
         num_gateways=num_gateways,
     )
     if asked.choice.route.router.policy.can_rank(query):

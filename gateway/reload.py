@@ -21,10 +21,14 @@ from gateway.observability.metrics import Metrics
 
 # Between two looks at the file: a change counts within a second, and a look costs 20 microseconds.
 LOOK_INTERVAL_S = 1.0
+# After a refusal: what was missing, a folder, a key file or a certificate, may be there by then.
+RETRY_INTERVAL_S = 30.0
 # A fleet of 10,000 listed replicas takes 1 MiB.
 MAX_FILE_BYTES = 16 * 1024 * 1024
 # Of one reload, in a log line; the admin API's answer has them all.
 MAX_LOGGED_CHANGES = 50
+
+_RETRY = "retry"
 
 Commit = Callable[[], None]
 """Puts a configuration in force in one step.
@@ -90,6 +94,8 @@ class Reloader:
         self._metrics = metrics.config
         self._log = log
         self._turn = asyncio.Lock()
+        self._problem: str | None = None  # why the file was refused when it was last loaded
+        self._retry_at = 0.0
         self._metrics.valid.set(1)
         self._metrics.needs_restart.set(0)
         self._metrics.loaded_at.set_to_current_time()
@@ -98,7 +104,7 @@ class Reloader:
         """Load the file and put it in force. Running requests end as they began.
 
         Args:
-            trigger: Who asked, in one word: `file`, `signal` or `operator`.
+            trigger: Who asked, in one word: `file`, `signal`, `operator` or `retry`.
             anew: Also where it says what it said before: the files that it names may be others.
 
         Raises:
@@ -123,7 +129,10 @@ class Reloader:
             return self._applied(trigger, changes)
 
     async def watch(self) -> None:
-        """Reload whenever the file changes, or a certificate that it names, until cancelled."""
+        """Reload whenever the file changes, or a certificate that it names, until cancelled.
+
+        A file that was refused is tried again now and then.
+        """
         if self._file is None:
             return
         file, certificates = WatchedFile(self._file, MAX_FILE_BYTES), WatchedFiles(MAX_FILE_BYTES)
@@ -131,6 +140,8 @@ class Reloader:
             renewed = certificates.look(tls_files(self._running))
             if file.look() is not None or renewed:
                 await self.reload_quietly("file", anew=renewed)
+            elif self._is_due() and file.problem is None:
+                await self.reload_quietly(_RETRY)
             if file.just_lost:
                 self._refused("file", file.problem)
             await asyncio.sleep(LOOK_INTERVAL_S)
@@ -146,6 +157,9 @@ class Reloader:
         except Exception:  # noqa: BLE001 - the watch must outlive a bug in one reload
             self._log.exception("config_reload_crashed", trigger=trigger)
 
+    def _is_due(self) -> bool:
+        return self._problem is not None and asyncio.get_running_loop().time() >= self._retry_at
+
     def _applied(self, trigger: str, changes: tuple[Difference, ...]) -> Reloaded:
         # The running one has the running values of what needs a restart, so these are left.
         waiting = tuple(differences(self._running, self._wanted))
@@ -157,11 +171,20 @@ class Reloader:
             shown = [str(change) for change in changes[:MAX_LOGGED_CHANGES]]
             fields = {"trigger": trigger, "num_changes": len(changes), "changes": shown}
             self._log.info("config_applied", **fields)
+        elif self._problem is not None:
+            self._log.info("config_recovered", trigger=trigger)
+        self._problem = None
         if waiting and changes:
             self._log.warning("config_needs_restart", changes=[str(change) for change in waiting])
         return Reloaded(changes, waiting)
 
-    def _refused(self, trigger: str, problem: object) -> None:
+    def _refused(self, trigger: str, error: object) -> None:
+        problem = str(error)
+        is_told = trigger == _RETRY and problem == self._problem
+        self._problem = problem
+        self._retry_at = asyncio.get_running_loop().time() + RETRY_INTERVAL_S
+        if is_told:
+            return
         self._metrics.reloads.labels("invalid").inc()
         self._metrics.valid.set(0)
-        self._log.warning("config_refused", trigger=trigger, problem=str(problem))
+        self._log.warning("config_refused", trigger=trigger, problem=problem)

@@ -10,7 +10,6 @@ from xxhash import xxh3_64_intdigest
 from gateway.models import Choice, Model, Offer
 from gateway.proxy.headers import Header
 from gateway.replicas.registry import Registry
-from gateway.stored import Stored
 from routing.policies.base import rendezvous_distance
 from routing.types import ReplicaId
 from routing.weights import stretched
@@ -21,34 +20,39 @@ class Sharing:
 
     Args:
         registry: Tells which pools have a replica that can answer.
-        stored: Knows the replicas that opened SageMaker sessions.
         rng: Draws for requests without a session.
     """
 
-    def __init__(self, registry: Registry, stored: Stored, rng: Random) -> None:
+    def __init__(self, registry: Registry, rng: Random) -> None:
         self._registry = registry
-        self._stored = stored
         self._rng = rng
 
-    def choose(self, offer: Offer, headers: Sequence[Header]) -> Choice:
+    def choose(
+        self, offer: Offer, headers: Sequence[Header], home: ReplicaId | None = None
+    ) -> Choice:
         """Return the pool that takes a request.
 
-        The only open one, whatever its state. Of several: the one that has the request's session
-        open; else the first that can answer, in an order drawn by weight.
+        The only open one, whatever its state. Of several: the one whose replica has what the
+        request goes on with; else the first that can answer, in an order drawn by weight.
+
+        Args:
+            offer: The pools.
+            headers: May name a session.
+            home: See `gateway.stored.Stored.home`.
         """
         if len(offer.open) == 1:
             pool = offer.open[0]
             return Choice(offer, pool, offer.route(pool))
-        home = self._home(offer, headers)
-        if home is not None:
-            return Choice(offer, home, offer.route(home))
+        kept = self._pool_of(home, offer)
+        if kept is not None:
+            return Choice(offer, kept, offer.route(kept))
         drawn = in_order(offer.open, self._key(offer, headers))
         pool = next((pool for pool in drawn if self._can_answer(pool, offer.name)), drawn[0])
         return Choice(offer, pool, offer.route(pool), None if pool is drawn[0] else drawn[0])
 
-    def _home(self, offer: Offer, headers: Sequence[Header]) -> Model | None:
-        """Return the pool whose replica opened the session of a request, while that lives."""
-        replica = self._registry.get(self._stored.session(headers) or ReplicaId(""))
+    def _pool_of(self, home: ReplicaId | None, offer: Offer) -> Model | None:
+        """Return the pool of a replica, while that lives."""
+        replica = self._registry.get(home or ReplicaId(""))
         if replica is None or not replica.keeps_sessions:
             return None
         return next((pool for pool in offer.open if pool.key == replica.model_key), None)
@@ -60,7 +64,7 @@ class Sharing:
         return self._rng.getrandbits(64) if session is None else int(xxh3_64_intdigest(session))
 
     def _can_answer(self, pool: Model, name: str) -> bool:
-        return bool(pool.able(self._registry.eligible(pool.key), name))
+        return bool(pool.able(self._registry.ready(pool.key), name))
 
 
 def in_order(pools: Sequence[Model], key: int) -> list[Model]:

@@ -71,15 +71,11 @@ class Stored:
 
     Args:
         elsewhere: Knows those of other gateways; None where there are none.
-
-    Attributes:
-        is_shared: Whether there may be others.
     """
 
     def __init__(self, elsewhere: Elsewhere | None = None) -> None:
         self._replica_by_id: OrderedDict[bytes, ReplicaId] = OrderedDict()
         self._elsewhere = elsewhere
-        self.is_shared = elsewhere is not None
 
     def notes(self, headers: Sequence[Header], replica: ReplicaId, path: str) -> Notes:
         """Note what an answer's headers say, and return what reads the rest from its body."""
@@ -94,16 +90,25 @@ class Stored:
         """Return who holds a response, or None."""
         return await self._find(b"response " + response_id.encode())
 
-    async def learn_session(self, headers: Sequence[Header]) -> None:
-        """Ask for the session that a request names, where another gateway may have opened it."""
-        named = first(headers, SESSION_HEADER) if self._elsewhere is not None else None
-        if named is not None and 0 < len(named) <= MAX_SESSION_BYTES and named != NEW_SESSION:
-            await self._find(b"session " + named)
+    async def home(
+        self, headers: Sequence[Header], continued: str | None = None
+    ) -> ReplicaId | None:
+        """Return who has what a request goes on with, or None.
 
-    def session(self, headers: Sequence[Header]) -> ReplicaId | None:
-        """Return who opened the session that a request names, or None."""
-        named = first(headers, SESSION_HEADER) if self._replica_by_id else None
-        return None if named is None else self._replica_by_id.get(b"session " + named)
+        Args:
+            headers: May name a session.
+            continued: The response that it continues, which comes first.
+        """
+        if not self._replica_by_id and self._elsewhere is None:
+            return None
+        if continued is not None:
+            maker = await self._find(b"response " + continued.encode(errors="replace"))
+            if maker is not None:
+                return maker
+        named = first(headers, SESSION_HEADER)
+        if named is None or not 0 < len(named) <= MAX_SESSION_BYTES or named == NEW_SESSION:
+            return None
+        return await self._find(b"session " + named)
 
     async def _find(self, key: bytes) -> ReplicaId | None:
         """Return who has something; what is used is told again, so that others know it as long."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 from gateway.admission import Admission
@@ -17,6 +19,7 @@ from gateway.api.admin_shared import shared_routes
 from gateway.api.keyfile import load_all_keys, watch_keys
 from gateway.api.public import build_public_app
 from gateway.assembly import Parts, build_pipeline, build_public_api
+from gateway.background import Background, Work
 from gateway.building import Tokenizers, build_models
 from gateway.certificates import Certificates
 from gateway.company import Company, keep_company
@@ -76,6 +79,7 @@ class Wiring:
         self._config = config
         self._listeners, self._certificates = listeners, certificates
         self._metrics, self._log, self._stack = metrics, log, stack
+        self._background = background = Background(log, metrics.background)
         self._executor = ThreadPoolExecutor(config.prepare.threads, "prepare", give_way)
         stack.callback(self._executor.shutdown, wait=False, cancel_futures=True)
         self._tokenizers = Tokenizers(log, config.prepare.cache_bytes)
@@ -86,18 +90,15 @@ class Wiring:
         self._company = company = self._keep_company(book)
         context, index = Context(), company.index
         stack.callback(context.destroy, linger=0)
-        max_blocks = config.index.max_blocks
-        self._followers = Followers(index, context, max_blocks, now, company.division)
+        max_blocks, division = config.index.max_blocks, company.division
+        self._followers = Followers(index, context, max_blocks, now, division, background)
         stack.callback(self._followers.close)
         transport = HttpToolsTransport(now)
         stack.callback(transport.close)
-        pools = SharedPools(registry, lambda: HttpToolsTransport(now), log, now)
-        stack.callback(pools.close)
-        if (
-            company.shared is None
-        ):  # else a gateway sees some replicas' events only, and the index has all
-            self._followers.take_shared = pools.take
-        self._following = Following(registry, self._followers, book, transport, log, now)
+        pools = self._share_pools(registry, now)
+        self._following = Following(
+            registry, self._followers, book, transport, background, log, now
+        )
         stack.callback(self._following.close)
         self._parts = Parts(
             registry=registry,
@@ -105,6 +106,7 @@ class Wiring:
             shared_pools=pools,
             book=book,
             loads=company.loads,
+            pace=company.shared.pace if company.shared else None,
             transport=transport,
             stored=Stored(company.elsewhere),
             budget=RetryBudget(config.retries.budget_ratio),
@@ -139,16 +141,16 @@ class Wiring:
         view = FleetView(parts, lambda: self._pipeline.models, self._followers, feeds, exchange)
         operations = Operations(parts.registry, parts.book, parts.loads, self._log, parts.now)
         admin = build_admin_app(
-            lambda: self._pipeline, view, operations, reloader, self._why_not_ready
+            lambda: self._pipeline, parts.keys, view, operations, reloader, self._why_not_ready
         )
         admin.include_router(shared_routes(parts.shared_pools, self._log))
         self._listeners.admin.give(admin)
-        for name, watching in (
-            ("reload", reloader.watch()),
-            ("keys", watch_keys(lambda: self._config.auth, parts.keys, self._log)),
-            ("discovery problems", self._following.feeds.watch()),
+        for work, watch in (
+            (Work.RELOAD, reloader.watch),
+            (Work.KEYS, partial(watch_keys, lambda: self._config.auth, parts.keys, self._log)),
+            (Work.DISCOVERY_PROBLEMS, self._following.feeds.watch),
         ):
-            self._stack.callback(asyncio.create_task(watching, name=name).cancel)
+            self._stack.callback(self._background.start(work, watch).cancel)
 
     async def prepare(self, config: GatewayConfig) -> Commit:
         """Build what a configuration needs; see `gateway.reload.Prepare`."""
@@ -171,6 +173,7 @@ class Wiring:
                 raise _unusable(error) from None
             parts = self._parts
             self._config, self._pipeline = config, pipeline
+            prompting.inherit(self._prompting)
             self._prompting.close()
             self._prompting = prompting
             parts.registry.ejection = config.ejection
@@ -190,11 +193,21 @@ class Wiring:
 
         return commit
 
+    def _share_pools(self, registry: Registry, now: Callable[[], float]) -> SharedPools:
+        transport = partial(HttpToolsTransport, now)
+        pools = SharedPools(registry, transport, self._background, self._log, now)
+        self._stack.callback(pools.close)
+        # Else a gateway sees some replicas' events only, and the index has all.
+        if self._company.shared is None:
+            self._followers.take_shared = pools.take
+        return pools
+
     def _keep_company(self, book: LoadBook) -> Company:
         return keep_company(
             self._config.index,
             book,
             self._metrics,
+            self._background,
             self._log,
             self._stack,
             lookup_timeout_s=lambda: self._config.index.lookup_timeout_s,

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from math import ceil, floor
 
+# Requests. Products of floats miss whole numbers by far less: 1.05 * 20 / 3 is a little over 7, and
+# must not allow an eighth request.
+_ROUNDING = 1e-6
+
 
 def load_cap(
     total_in_flight: float, num_replicas: int, load_bound: float, slack: int, weight: float = 1.0
@@ -41,4 +45,5 @@ def load_cap(
     if weight <= 0:
         raise ValueError(f"weight must be above 0, got {weight}")
     mean = (total_in_flight + 1) / num_replicas
-    return max(ceil(load_bound * mean * weight), floor((mean + slack) * weight), 1)
+    by_bound, by_slack = load_bound * mean * weight, (mean + slack) * weight
+    return max(ceil(by_bound - _ROUNDING), floor(by_slack + _ROUNDING), 1)

@@ -36,7 +36,9 @@ class CostModel:
         """Return the seconds that the sequences of a replica add to one decode step."""
         return self.decode_sequence_s * in_flight + self.decode_kv_token_s * kv_tokens
 
-    def usable(self, match: PrefixMatch, num_prompt_tokens: int) -> TierCost:
+    def usable(
+        self, match: PrefixMatch, num_prompt_tokens: int, prefill_weight: float = 1.0
+    ) -> TierCost:
         """Price a match: a tier counts only where loading beats computing.
 
         L2 continues where L1 ends. So an L1 too short to be worth its latency counts all the same
@@ -45,16 +47,20 @@ class CostModel:
         Args:
             match: What the tiers hold, whole blocks from the prompt's start.
             num_prompt_tokens: Prompt length in tokens.
+            prefill_weight: What a second of computing costs, in seconds of loading. Whoever adds
+                both up with another weight than 1 has to compare them with it too, or a prefix in
+                GPU memory that makes the rest too short to load would make a replica dearer.
 
         Returns:
-            The tokens that are worth taking from each tier, and the seconds of both ways.
+            The tokens that are worth taking from each tier, and the seconds of both ways, without
+            the weight.
         """
         l1, l2 = match.l1_tokens, match.l2_tokens
         l1_s = self.l1_latency_s + self.l1_token_s * l1 if l1 else 0.0
         l2_s = self.l2_latency_s + self.l2_token_s * l2 if l2 else 0.0
-        if l2 and l2_s >= self.prefill_s(l2, match.l0_tokens + l1):
+        if l2 and l2_s >= prefill_weight * self.prefill_s(l2, match.l0_tokens + l1):
             l2, l2_s = 0, 0.0
-        if l1 and l1_s + l2_s >= self.prefill_s(l1 + l2, match.l0_tokens):
+        if l1 and l1_s + l2_s >= prefill_weight * self.prefill_s(l1 + l2, match.l0_tokens):
             l1, l1_s, l2, l2_s = 0, 0.0, 0, 0.0
         matched = match.l0_tokens + l1 + l2
         miss = max(0, num_prompt_tokens - matched)

@@ -8,6 +8,7 @@ exchange puts that right.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
@@ -105,7 +106,9 @@ class FleetLoad:
         """Return the place of our own load nearest to a moment."""
         if not self._own:
             self.note_own({}, at)  # we told nothing yet: there was none
-        return min(range(len(self._own)), key=lambda place: abs(self._own[place].at - at))
+        after = bisect_left(self._own, at, key=lambda own: own.at)
+        around = range(max(0, after - 1), min(after + 1, len(self._own)))
+        return min(around, key=lambda place: abs(self._own[place].at - at))
 
 
 def _add(sums: dict[ReplicaId, ReplicaLoad], loads: LoadByReplica, times: int) -> None:

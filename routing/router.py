@@ -22,8 +22,9 @@ from routing.types import (
 from routing.weights import differ, race, relative
 
 # Several gateways see the same loads a moment late, and would all send to the one that looks best
-# until they see each other's work. A tenth more or less spreads them, and costs a tenth at most.
-NOISE_RATIO = 0.1
+# until they see each other's work. So much more or less spreads them. A tenth costs 1% at 13 long
+# prompts a second, and 3% gains as much less at 150 short ones (docs/adr/0041).
+NOISE_RATIO = 0.05
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,8 @@ class RouteQuery:
         rung: How much is known about the prompt.
         affinity_key: 64 bits that requests with the same beginning share; None if there are none.
         session_key: 64 bits that requests of one session share; None without a session.
-        sequence: How many requests of this model were routed before; turns round robin.
+        sequence: How many requests of this model its policy was asked for before; turns round
+            robin.
         num_gateways: Those that decide at once about the same replicas, this one included.
     """
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.config.access import KeyConfig
-from gateway.errors import Forbidden, RateLimited, Unauthorized
+from gateway.errors import Forbidden, InvalidRequest, RateLimited, Unauthorized
 from gateway.proxy.headers import Header
 
 # Of a key, as other gateways know it: enough to tell keys apart, and nothing to guess them by.
@@ -124,6 +124,22 @@ class Keys:
         rate = self._rate_by_tag.get(tag)
         if rate is not None:
             rate.taken_elsewhere(number, self.now())
+
+    def named(self, name: str) -> Caller:
+        """Return whose key has a name, the first of several; nothing counts against its rate.
+
+        Args:
+            name: Of a key in force; empty where requests need none.
+
+        Raises:
+            InvalidRequest: No key has it.
+        """
+        if not self.required and not name:
+            return ANYBODY
+        for caller in self._caller_by_digest.values():
+            if caller.name == name:
+                return caller
+        raise InvalidRequest("`api_key` must be the name of an API key in force.", param="api_key")
 
     def caller(self, headers: Sequence[Header]) -> Caller:
         """Return who sent a request, and count it against its rate.

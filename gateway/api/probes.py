@@ -52,6 +52,6 @@ async def starting(scope: Scope, receive: Receive, send: Send) -> None:  # noqa:
         await client.end(b'{"status":"alive"}')
     elif scope["path"] in OPEN_PATHS:
         await client.start(503, _JSON)
-        await client.end(b'{"status":"not_ready"}')
+        await client.end(b'{"status":"not_ready","reason":"starting"}')
     else:
         await client.fail(Starting("The gateway is starting."))

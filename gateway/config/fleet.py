@@ -199,8 +199,9 @@ class ModelConfig(Section):
     tokenizer: Name | None = Field(
         None,
         description="Local folder or hub id of the model's tokenizer. A folder is surer: a hub "
-        "that cannot be reached holds the start up for minutes. Without it there are no exact "
-        "token ids, and prompts are routed by a canonical prefix of their bytes.",
+        "that does not answer within 5 s is done without, and what is not in the cache at HF_HOME "
+        "is missing then. Without it there are no exact token ids, and prompts are routed by a "
+        "canonical prefix of their bytes.",
     )
     engine: EngineConfig = Field(
         default_factory=EngineConfig,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
+from gateway.background import Background, Work
 from gateway.index.base import Prediction
 from gateway.index.lives import Lives
 from gateway.index.predicting import Predicting
@@ -64,9 +65,9 @@ class RedisIndex:
         self._asks = False
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    def start(self, background: Background) -> None:
         """Write from now on."""
-        self._task = asyncio.create_task(self._writer.run(), name="index writer")
+        self._task = background.start(Work.INDEX_WRITER, self._writer.run)
 
     def close(self) -> None:
         """Stop writing; what waits is dropped."""
@@ -87,15 +88,13 @@ class RedisIndex:
             self._metrics.lookups.labels("local").inc()
             return found
         result = "shared"
-        until = self._now() + self._timeout_s()
-        for block_size, keys in keys_by_block_size.items():
-            if not keys:
-                continue
-            try:
-                runs_by_life = await self._reader.read(keys, until - self._now())
-            except LinkError as error:
-                result = error.reason
-                runs_by_life = self._reader.recall(keys)
+        asked = {size: keys for size, keys in keys_by_block_size.items() if keys}
+        reads = [self._read(keys) for keys in asked.values()]
+        # Several at once: one after the other, the last would have what the deadline leaves it.
+        several = len(reads) > 1
+        answers = await asyncio.gather(*reads) if several else [await read for read in reads]
+        for block_size, (runs_by_life, problem) in zip(asked, answers, strict=True):
+            result = problem or result
             self._add(found, runs_by_life, block_size)
         self._metrics.lookups.labels(result).inc()
         return found
@@ -147,7 +146,8 @@ class RedisIndex:
             self._predicting.predict(life, parts, ttl_s, num_held)
             if self._asks:
                 self._reader.remember(parts, life)
-        return Prediction(replica, keys[num_known:], until, keys)
+        # What was found there others predicted, or events told: it is not ours to take back.
+        return Prediction(replica, keys[max(num_known, num_held) :], until, keys)
 
     def withdraw(self, prediction: Prediction) -> None:
         """Take a prediction back, here and there."""
@@ -173,6 +173,13 @@ class RedisIndex:
                 replica is not None and not self._lives.is_owned(replica) for replica in replicas
             )
         return self._asks
+
+    async def _read(self, keys: Sequence[BlockKey]) -> tuple[Mapping[int, Runs], str | None]:
+        """Return what Redis says of a prompt; where it does not, what it said, and why."""
+        try:
+            return await self._reader.read(keys, self._timeout_s()), None
+        except LinkError as error:
+            return self._reader.recall(keys), error.reason
 
     def _add(
         self,

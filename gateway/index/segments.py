@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gateway.redis.layout import of_layout
 from routing.types import BlockKey
 from routing.value import value
 
@@ -92,8 +93,8 @@ class Names:
     """
 
     def __init__(self, namespace: str) -> None:
-        self.kind = f"{namespace}:b:".encode()
-        self.predicted_kind = f"{namespace}:p:".encode()
+        self.kind = f"{of_layout(namespace)}:b:".encode()
+        self.predicted_kind = f"{of_layout(namespace)}:p:".encode()
 
     def of_blocks(self, tag: bytes) -> bytes:
         """Return the hash of a segment; all that belongs to it is in the same slot."""

@@ -6,8 +6,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
+from gateway.background import Background, Work
 from gateway.index.base import PrefixIndex
 from gateway.kvevents.subscriber import Context, KvEventStream, Source
 from gateway.kvevents.translate import Change, Cleared, Removed, Stored, Translator
@@ -69,6 +71,7 @@ class Followers:
         max_blocks: Blocks that one replica's stream remembers at most.
         now: Monotonic seconds.
         division: Which replicas are followed here.
+        background: Runs the streams.
 
     Attributes:
         num_removed: Blocks that events reported as removed, by replica and tier.
@@ -83,11 +86,13 @@ class Followers:
         max_blocks: int,
         now: Callable[[], float],
         division: Division,
+        background: Background,
     ) -> None:
         self._index = index
         self.num_removed: Counter[tuple[ReplicaId, Tier]] = Counter()
         self.take_shared: Callable[[Replica, Change], bool] | None = None
         self._division = division
+        self._background = background
         self._heard_start: dict[ReplicaId, float] = {}
         self._context = context
         self._max_blocks = max_blocks
@@ -191,7 +196,8 @@ class Followers:
             on_standing=replica.judge_events,
         )
         replica.stream, replica.told = stream, None
-        task = asyncio.create_task(stream.run(self._context), name=f"events {replica_id}")
+        run = partial(stream.run, self._context)
+        task = self._background.start(Work.KV_EVENTS, run, replica_id)
         self._followed_by_replica[replica_id] = _Followed(source, stream, task)
 
     def _stop(self, replica: Replica, followed: _Followed) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import zmq
@@ -89,6 +89,7 @@ class KvEventStream:
         is_synced: Whether it has caught up with what the replica remembers.
         is_complete: Whether nothing is missing: false from a loss on, until the cache is known to
             be empty, or as much of it is known as fits (docs/adr/0025).
+        problem: Which endpoint cannot be used, and why; None where both can.
     """
 
     source: Source
@@ -101,6 +102,7 @@ class KvEventStream:
     counts: StreamCounts = field(default_factory=StreamCounts)
     is_synced: bool = False
     is_complete: bool = True
+    problem: str | None = None
     _sequence: Sequence = field(default_factory=Sequence)
     _num_counted: int = 0  # the batches before are counted, where they are missing
     _num_lives: int = 0
@@ -109,12 +111,24 @@ class KvEventStream:
     async def run(self, context: Context) -> None:
         """Follow the stream until cancelled. ZMQ reconnects by itself.
 
-        Starts with a replay from batch 0, as a late subscriber has missed what came before.
+        Starts with a replay from batch 0, as a late subscriber has missed what came before. Returns
+        at once where the endpoint cannot be used; where it fails, nothing is known until it runs
+        again.
         """
+        try:
+            await self._follow(context)
+        except Exception:
+            self.is_synced = False
+            self.on_standing()
+            self.restart()
+            raise
+
+    async def _follow(self, context: Context) -> None:
         with _socket(context, zmq.SUB, self.source.endpoint) as live:
             live.setsockopt(zmq.RCVHWM, RECEIVE_HWM)
             live.setsockopt(zmq.SUBSCRIBE, self.source.topic.encode())
-            live.connect(self.source.endpoint)
+            if not self._connect(live, "endpoint", self.source.endpoint):
+                return
             # The same socket without futures: one that holds "nothing waits" is a cycle with the
             # frames where that was raised, and keeps the last batch until the collector comes.
             at_once: zmq.Socket[bytes] = zmq.Socket.shadow(live.underlying)
@@ -140,6 +154,19 @@ class KvEventStream:
     def resync(self) -> None:
         """Forget everything that is known, and have the replica tell it again."""
         self.restart()
+
+    def _connect(self, socket: zmq.asyncio.Socket, what: str, endpoint: str) -> bool:
+        """Connect; False, and a problem, where no socket can: engines say any text."""
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            why = zmq.strerror(error.errno or 0)
+        except UnicodeError:
+            why = "no UTF-8 text"
+        else:
+            return True
+        self.problem = f"its {what} {endpoint!r} cannot be used: {why}"
+        return False
 
     async def _take(self, context: Context, live: zmq.Socket[bytes]) -> None:
         """Take what waits in the socket; a gap is filled before what comes after it."""
@@ -176,17 +203,24 @@ class KvEventStream:
 
     async def _replay(self, context: Context) -> None:
         """Apply what the replica still has from the expected batch on; what is gone clears it."""
-        while self.source.replay_endpoint is not None:
-            self.counts.replays += 1
-            if await self._replay_whole(context, self.source.replay_endpoint):
-                return
+        endpoint = self.source.replay_endpoint
+        if endpoint is None:
+            return
+        # A gap is small, and until it is filled what is known grows stale: it waits for nobody.
+        is_whole = self._sequence.expected == 0
+        async with self.turns.whole_replays if is_whole else nullcontext():
+            is_done = False
+            while not is_done:
+                self.counts.replays += 1
+                is_done = await self._replay_once(context, endpoint)
 
-    async def _replay_whole(self, context: Context, endpoint: str) -> bool:
+    async def _replay_once(self, context: Context, endpoint: str) -> bool:
         """Replay once; False where a part was lost on its way and can be had again."""
         is_first = True
         with _socket(context, zmq.DEALER, endpoint) as dealer:
             dealer.setsockopt(zmq.RCVHWM, 0)  # the replica drops what does not fit; it has a bound
-            dealer.connect(endpoint)
+            if not self._connect(dealer, "replay endpoint", endpoint):
+                return True
             await dealer.send_multipart([b"", self._sequence.expected.to_bytes(8, "big")])
             try:
                 async for number, payload in _replies(dealer):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
+from gateway.background import Background, Work
 from gateway.config.fleet import ModelConfig, model_key
 from gateway.config.shared_cache import (
     AssumeWriteThroughConfig,
@@ -45,6 +46,7 @@ class SharedPools:
     Args:
         registry: Replicas tell what their engines were started with.
         transport: Returns a transport for one pool's questions.
+        background: Runs what goes on beside requests.
         log: Of the gateway.
         now: Monotonic seconds.
     """
@@ -53,11 +55,13 @@ class SharedPools:
         self,
         registry: Registry,
         transport: Callable[[], Transport],
+        background: Background,
         log: EventLog,
         now: Callable[[], float],
     ) -> None:
         self._registry = registry
         self._transport = transport
+        self._background = background
         self._log = log
         self._now = now
         self._pool_by_model: dict[str, _Pool] = {}
@@ -97,8 +101,8 @@ class SharedPools:
             mount = cache.mount if isinstance(cache, LmcacheFs) else None
             pressure = Pressure(config.storage, mount, self._transport(), self._log, key)
             tasks = [
-                asyncio.create_task(cache.run(), name=f"shared cache {key}"),
-                asyncio.create_task(pressure.run(), name=f"shared storage {key}"),
+                self._background.start(Work.SHARED_CACHE, cache.run, key),
+                self._background.start(Work.SHARED_STORAGE, pressure.run, key),
             ]
             host = None
             if config.l1_capacity_tokens is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from gateway.observability.background_metrics import BackgroundMetrics
 from gateway.observability.declaring import Across, Group
 from gateway.observability.event_metrics import EventMetrics
 from gateway.observability.gateway_metrics import GatewayMetrics
@@ -323,6 +324,7 @@ class Metrics:
         self.storage = StorageMetrics(self._registry)
         self.tiers = TierMetrics(self._registry)
         self.prompts = PromptMetrics(self._registry)
+        self.background = BackgroundMetrics(self._registry)
 
     def groups(self) -> tuple[Group, ...]:
         """Return all groups, in the order of docs/metrics.md."""

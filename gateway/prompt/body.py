@@ -59,6 +59,12 @@ class RequestBody:
         return self.fields.get("stream") is True
 
     @property
+    def continued(self) -> str | None:
+        """The stored response that it continues; None for none."""
+        found = self.fields.get("previous_response_id")
+        return found if self.kind is BodyKind.RESPONSES and isinstance(found, str) else None
+
+    @property
     def estimated_tokens(self) -> int:
         """Prompt length in tokens, guessed from the body's length."""
         return max(1, self.num_bytes // BYTES_A_TOKEN)

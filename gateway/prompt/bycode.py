@@ -29,13 +29,14 @@ _MISTRAL_MODEL = "params.json"
 _MISTRAL_TOKENIZERS = ("tekken.json", "tokenizer.model.v*")
 
 
-def rendered_by_code(source: str) -> str | None:
+def rendered_by_code(source: str, *, offline: bool = False) -> str | None:
     """Return what renders a model's chats; None for its template, or where nobody can tell.
 
     Reads files: not for the event loop.
 
     Args:
         source: A local folder, or the id of a model on the hub.
+        offline: Leave the hub alone: its files are in the local cache, or nowhere.
     """
     folder = Path(source)
     if (folder / _MISTRAL_MODEL).is_file() and any(
@@ -43,7 +44,9 @@ def rendered_by_code(source: str) -> str | None:
     ):
         return MISTRAL
     try:
-        config: dict[str, Any] = PretrainedConfig.get_config_dict(source)[0]
+        config: dict[str, Any] = PretrainedConfig.get_config_dict(source, local_files_only=offline)[
+            0
+        ]
     except Exception:  # noqa: BLE001 - transformers raises whatever its parts raise
         return None
     return _BY_MODEL_TYPE.get(str(config.get("model_type")))

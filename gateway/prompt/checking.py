@@ -78,9 +78,17 @@ class Checker:
         """Whether its token ids are to be used."""
         return self._trust.is_given
 
+    def inherit(self, before: Checker) -> None:
+        """Take over what comparisons said of the same token ids."""
+        self._trust, self._num_offered = before._trust, before._num_offered
+
     def start(self) -> None:
-        """Make the first comparisons, as soon as a replica is ready."""
-        if self._every:
+        """Make the first comparisons, as soon as a replica is ready.
+
+        Ids that are known to be wrong are compared with requests only: other prompts than these
+        may have shown it.
+        """
+        if self._every and self.is_trusted:
             self._run(self._first())
 
     def offer(self, body: RequestBody) -> None:

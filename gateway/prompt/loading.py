@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from gateway.config.engine import EngineConfig
@@ -11,7 +13,8 @@ from gateway.prompt.bycode import MISTRAL, rendered_by_code
 from gateway.prompt.bytecache import ByteCache
 from gateway.prompt.mistral import MistralTokenizer
 from gateway.prompt.rendering import Renderer
-from gateway.prompt.tokenizer import PromptTokenizer, Tokenized
+from gateway.prompt.tokenizer import PromptTokenizer, Tokenized, TokenizerUnavailable
+from routing.value import value
 
 
 class ModelTokenizer(Protocol):
@@ -70,20 +73,64 @@ class ModelTokenizer(Protocol):
         ...
 
 
-def load_tokenizer(source: str, engine: EngineConfig, cache: ByteCache) -> ModelTokenizer:
+Files = frozenset[tuple[str, int, int]]
+"""Names, times and sizes of a folder's files: others are there where these differ."""
+
+
+def files_of(source: str) -> Files | None:
+    """Return what a tokenizer's folder looks like; None where there is no such folder."""
+    try:
+        with os.scandir(source) as entries:
+            seen = ((entry.name, entry.stat()) for entry in entries if entry.is_file())
+            return frozenset((name, stat.st_mtime_ns, stat.st_size) for name, stat in seen)
+    except OSError:
+        return None
+
+
+@value
+class Loaded:
+    """What there is of a model's tokenizer.
+
+    Attributes:
+        tokenizer: None where it cannot be loaded.
+        by_code: What renders chats at its engines in place of a template; None for the template,
+            or where nobody can tell.
+        problem: Why it cannot be loaded.
+        files: What its folder looked like; None where it has none.
+    """
+
+    tokenizer: ModelTokenizer | None = None
+    by_code: str | None = None
+    problem: str = ""
+    files: Files | None = None
+
+    def for_engine(self, engine: EngineConfig) -> Loaded:
+        """Return the same for engines with other flags; with a problem where these do not fit."""
+        if self.tokenizer is None:
+            return self
+        try:
+            return replace(self, tokenizer=self.tokenizer.for_engine(engine))
+        except TokenizerUnavailable as problem:
+            return Loaded(None, self.by_code, str(problem))
+
+
+def load_tokenizer(
+    source: str, engine: EngineConfig, cache: ByteCache, *, offline: bool = False
+) -> Loaded:
     """Load a model's tokenizer from a local folder or a hub id.
 
     Args:
         source: Which.
         engine: What the engines' command line says.
         cache: Keeps token ids of texts.
-
-    Raises:
-        TokenizerUnavailable: It is missing or broken, or a package that it needs is.
+        offline: Leave the hub alone: its files are in the local cache, or nowhere.
     """
-    is_mistral = engine.renderer == "mistral" or (
-        engine.renderer != "template" and rendered_by_code(source) == MISTRAL
-    )
-    if is_mistral:
-        return MistralTokenizer.load(source, cache)
-    return PromptTokenizer.load(source, cache)
+    by_code: str | None = MISTRAL
+    if engine.renderer != "mistral":
+        is_said = engine.renderer == "template"
+        by_code = None if is_said else rendered_by_code(source, offline=offline)
+    kind = MistralTokenizer if by_code == MISTRAL else PromptTokenizer
+    try:
+        return Loaded(kind.load(source, cache, offline=offline), by_code)
+    except TokenizerUnavailable as problem:
+        return Loaded(None, by_code, str(problem))

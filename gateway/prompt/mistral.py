@@ -18,6 +18,7 @@ from gateway.prompt.bytecache import ByteCache
 from gateway.prompt.chat import ChatRequest, Lengths, template_arguments
 from gateway.prompt.completion import forwarded_ids
 from gateway.prompt.encoder import NAME_BYTES, REFERENCE_BYTE_S
+from gateway.prompt.hub import why_not
 from gateway.prompt.problem import REFUSED, PromptProblem
 from gateway.prompt.render import MEDIA_MARKS, conversation, first_media, read_call
 from gateway.prompt.rendering import Rendered, Renderer
@@ -81,12 +82,15 @@ class MistralTokenizer:
         self.renderer = Renderer(None, self._engine, backend.vocab_size)
 
     @classmethod
-    def load(cls, source: str, cache: ByteCache | None = None) -> MistralTokenizer:
+    def load(
+        cls, source: str, cache: ByteCache | None = None, *, offline: bool = False
+    ) -> MistralTokenizer:
         """Load from a local folder or a hub id.
 
         Args:
             source: Which.
             cache: Keeps token ids of texts.
+            offline: Leave the hub alone: its files are in the local cache, or nowhere.
 
         Raises:
             TokenizerUnavailable: It is missing or broken, or mistral-common is not installed.
@@ -103,14 +107,10 @@ class MistralTokenizer:
             )
             raise TokenizerUnavailable(message) from error
         try:
-            backend = MistralCommonBackend.from_pretrained(source)
+            backend = MistralCommonBackend.from_pretrained(source, local_files_only=offline)
         except Exception as error:  # mistral-common raises whatever its parts raise
-            first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-            message = (
-                f"tokenizer {source!r} cannot be loaded: give a folder with tekken.json or "
-                f"tokenizer.model.v3, or the id of a model on the hub ({first_line[:200]})"
-            )
-            raise TokenizerUnavailable(message) from error
+            files = "tekken.json or tokenizer.model.v3"
+            raise TokenizerUnavailable(why_not(source, files, error, offline=offline)) from error
         if cache is not None:
             _keep(backend.tokenizer.instruct_tokenizer.tokenizer, cache)
         return cls(backend)

@@ -16,6 +16,7 @@ from gateway.prompt.chat import Lengths
 from gateway.prompt.compiled import proven_template
 from gateway.prompt.completion import given_ids
 from gateway.prompt.encoder import Encoder, Pieces
+from gateway.prompt.hub import why_not
 from gateway.prompt.own_template import OwnTemplates
 from gateway.prompt.problem import REFUSED, PromptProblem
 from gateway.prompt.proof import Proven, proven_encoder
@@ -110,25 +111,24 @@ class PromptTokenizer:
         self._max_model_len = engine.max_model_len
 
     @classmethod
-    def load(cls, source: str, cache: ByteCache | None = None) -> PromptTokenizer:
+    def load(
+        cls, source: str, cache: ByteCache | None = None, *, offline: bool = False
+    ) -> PromptTokenizer:
         """Load from a local folder or a hub id.
 
         Args:
             source: Which.
             cache: Keeps token ids of texts; without it there are no short cuts.
+            offline: Leave the hub alone: its files are in the local cache, or nowhere.
 
         Raises:
             TokenizerUnavailable: It is missing, broken, or no fast tokenizer.
         """
         try:
-            tokenizer = AutoTokenizer.from_pretrained(source)
+            tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=offline)
         except Exception as error:  # transformers raises whatever its parts raise
-            first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-            message = (
-                f"tokenizer {source!r} cannot be loaded: give a folder with tokenizer.json and "
-                f"tokenizer_config.json, or the id of a model on the hub ({first_line[:200]})"
-            )
-            raise TokenizerUnavailable(message) from error
+            files = "tokenizer.json and tokenizer_config.json"
+            raise TokenizerUnavailable(why_not(source, files, error, offline=offline)) from error
         if not tokenizer.is_fast:
             message = f"tokenizer {source!r} is no fast tokenizer: its tokenizer.json is missing"
             raise TokenizerUnavailable(message)

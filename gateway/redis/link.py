@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
+from gateway.background import Background, Work
 from gateway.observability.logging import EventLog
 from gateway.observability.redis_metrics import RedisMetrics
 from gateway.redis.address import Kind
@@ -66,15 +68,19 @@ class RedisLink:
         )
         self.is_cluster = kind is Kind.CLUSTER
         self.namespace = namespace
+        self.num_losses = 0
+        """How often a server was lost, or took no writes any more. The next one may be a replica
+        that was behind, or the same with what it saved before: what was acknowledged is undone."""
 
     @property
     def state(self) -> LinkState:
         """What can be asked, of the worst server."""
         return self._placing.state
 
-    def start(self) -> None:
+    def start(self, background: Background) -> None:
         """Keep connected from now on; nobody has to be there yet."""
-        self._task = asyncio.create_task(self._placing.run(), name="redis")
+        run = partial(self._placing.run, background)
+        self._task = background.start(Work.REDIS, run)
 
     def close(self) -> None:
         """Close all connections."""
@@ -206,6 +212,8 @@ class RedisLink:
         name = str(found or self._dialing.address.endpoints[0])
         say = self._log.info if state is LinkState.UP else self._log.warning
         say("redis_state", node=name, state=state.value, reason=reason)
+        if state in (LinkState.DOWN, LinkState.READ_ONLY):
+            self.num_losses += 1
         if self._name_by_node.get(node) != name:  # the sentinels name another server now
             self._forget(node)
             self._name_by_node[node] = name

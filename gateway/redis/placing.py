@@ -8,6 +8,7 @@ from typing import Protocol
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
+from gateway.background import Background, Work
 from gateway.redis.address import Endpoint, Kind
 from gateway.redis.cluster import key_in, read_redirect
 from gateway.redis.errors import CallRefused, LinkError
@@ -38,8 +39,12 @@ class Placing(Protocol):
         """Return the node that a `MOVED` or an `ASK` of `node` points to; None for nowhere."""
         ...
 
-    async def run(self) -> None:
-        """Keep the nodes connected until cancelled."""
+    async def run(self, background: Background) -> None:
+        """Keep the nodes connected until cancelled.
+
+        Args:
+            background: Runs each of several nodes.
+        """
         ...
 
 
@@ -63,7 +68,7 @@ class Fixed:
         """Return None: a cluster behind a plain address is a mistake in the configuration."""
         return None
 
-    async def run(self) -> None:
+    async def run(self, background: Background) -> None:  # noqa: ARG002 - one node, in this task
         """Keep it connected."""
         await self._node.run()
 
@@ -113,12 +118,12 @@ class Cluster:
             self._node_by_slot[int(str(why).split(" ")[1])] = found[0]
         return found[0] if found else None
 
-    async def run(self) -> None:
+    async def run(self, background: Background) -> None:
         """Keep all nodes connected and the map of slots up to date."""
         try:
             while True:
                 self._stale.clear()
-                if not await self._refresh():
+                if not await self._refresh(background):
                     await asyncio.sleep(MAX_BACKOFF_S * self._dialing.rng.uniform(0.75, 1.0))
                     continue
                 # A move of many slots is many redirects, and one look at the map.
@@ -130,11 +135,12 @@ class Cluster:
                         await self._stale.wait()
                 except TimeoutError:
                     pass
-        finally:
-            for _, task in self._running.values():
-                task.cancel()
+        except asyncio.CancelledError:  # after a bug, the nodes that are there go on
+            for endpoint in list(self._running):
+                self._end(endpoint)
+            raise
 
-    async def _refresh(self) -> bool:
+    async def _refresh(self, background: Background) -> bool:
         """Ask for the map; False where nobody knows it."""
         seeds = [e for e, (node, _) in self._running.items() if node.state is not LinkState.DOWN]
         seeds += [e for e in self._dialing.address.endpoints if e not in seeds]
@@ -150,7 +156,7 @@ class Cluster:
             self._on_gone(None)
         self._ranges = ranges
         for endpoint in ranges.keys() - self._running.keys():
-            self._run(endpoint)
+            self._run(endpoint, background)
         by_slot: list[Node | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         for endpoint, owned in ranges.items():
             node = self._running[endpoint][0]
@@ -158,12 +164,15 @@ class Cluster:
                 by_slot[slots.start : slots.stop] = [node] * len(slots)
         self._node_by_slot = by_slot
         for endpoint in self._running.keys() - ranges.keys():
-            node, task = self._running.pop(endpoint)
-            task.cancel()
-            self._on_gone(node)
+            self._end(endpoint)
         return True
 
-    def _run(self, endpoint: Endpoint) -> None:
+    def _end(self, endpoint: Endpoint) -> None:
+        node, task = self._running.pop(endpoint)
+        task.cancel()
+        self._on_gone(node)
+
+    def _run(self, endpoint: Endpoint, background: Background) -> None:
         async def here() -> Endpoint:
             return endpoint
 
@@ -172,7 +181,7 @@ class Cluster:
 
         node = Node(here, self._dialing, probe_key, self._noticed)
         node.endpoint = endpoint
-        self._running[endpoint] = (node, asyncio.create_task(node.run(), name=f"redis {endpoint}"))
+        self._running[endpoint] = (node, background.start(Work.REDIS, node.run, str(endpoint)))
 
     def _noticed(self, node: Node, state: LinkState, reason: str) -> None:
         if state is not LinkState.UP:

@@ -101,6 +101,8 @@ def _about_block_size(replica: Replica) -> Contradiction | None:
 
 
 def _about_events(replica: Replica) -> Contradiction | None:
+    if replica.events_problem is not None:
+        return Contradiction(Fact.KV_EVENTS, replica.events_problem)
     configured = replica.stated_events
     if configured is None or not replica.facts.tells_events:
         return None

@@ -36,14 +36,14 @@ class Findings:
         self._registry = registry
         self._names_of = names_of
         self._log = log
-        self._facts_by_replica: dict[ReplicaId, tuple[ReplicaFacts, int | None]] = {}
+        self._facts_by_replica: dict[ReplicaId, tuple[ReplicaFacts, int | None, str | None]] = {}
         self._shared_by_replica: dict[ReplicaId, SharedAddress] = {}
         self._usual_by_model: dict[str, Usual] = {}
 
     def learned(self, replica: Replica) -> None:
         """Look again after a replica's facts were read; costs nothing where they are the same."""
         self._look_at_address(replica)
-        facts = (replica.facts, replica.events_block_size)
+        facts = (replica.facts, replica.events_block_size, replica.events_problem)
         if self._facts_by_replica.get(replica.replica_id) != facts:
             self._facts_by_replica[replica.replica_id] = facts
             self._compare(replica.model_key, replica)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
+from gateway.background import Background, Work
 from gateway.building import replica_builder
 from gateway.config.fleet import ModelConfig, model_key
 from gateway.kvevents.follow import Followers
@@ -48,6 +49,7 @@ class Following:
         followers: Follow their KV events.
         book: Forgets those that are gone.
         transport: Of the data path: lets go of connections to those that are gone.
+        background: Runs discoveries and probes.
         log: Told of what operators have to know.
         now: Monotonic seconds.
 
@@ -61,6 +63,7 @@ class Following:
         followers: Followers,
         book: LoadBook,
         transport: HttpToolsTransport,
+        background: Background,
         log: EventLog,
         now: Callable[[], float],
     ) -> None:
@@ -69,6 +72,7 @@ class Following:
         self._followers = followers
         self._book = book
         self._transport = transport
+        self._background = background
         self._now = now
         self._models = Models((), ())
         self._findings = Findings(registry, lambda key: self._models[key].names, log)
@@ -150,8 +154,19 @@ class Following:
         if isinstance(discovery, StaticDiscovery):
             membership.apply(number, discovery.snapshot)  # at once: no list is empty for a moment
         feed = self.feeds.add(key, kind, discovery)
-        following = membership.follow(number, discovery)
-        return _Source(section, number, feed, asyncio.create_task(following, name=f"find {kind}"))
+        following = partial(self._follow, membership, number, feed, section)
+        task = self._background.start(Work.DISCOVERY, following, f"{key} {kind}")
+        return _Source(section, number, feed, task)
+
+    async def _follow(
+        self, membership: Membership, number: int, feed: Feed, section: Section
+    ) -> None:
+        try:
+            await membership.follow(number, feed.discovery)
+        except Exception:
+            # A new one asks anew; of this one nobody knows what a bug has left.
+            feed.discovery = build(section, self._now, Random())
+            raise
 
     def _stop(self, source: _Source) -> None:
         source.task.cancel()
@@ -172,8 +187,8 @@ class Following:
             self._followers.follow(replica, restarted=False)
 
     def _joined(self, replica: Replica) -> None:
-        probing = self._prober.run(replica)
-        task = asyncio.create_task(probing, name=f"probe {replica.replica_id}")
+        probing = partial(self._prober.run, replica)
+        task = self._background.start(Work.PROBE, probing, replica.replica_id)
         self._probe_by_replica[replica.replica_id] = task
 
     def _left(self, replica: Replica) -> None:

@@ -110,6 +110,14 @@ class Prober:
         else:
             enough = failures >= self.times.failures_to_eject
             self._registry.probed_badly(replica, problem, enough=enough)
+            never_ready = replica.state is ReplicaState.STARTING
+            if never_ready and failures == self.times.failures_to_eject:
+                self._tell(replica, problem)
+
+    def _tell(self, replica: Replica, problem: str) -> None:
+        # Its state does not change, so nobody else tells: a wrong port would be silent.
+        state = replica.state.value
+        self._log.warning("replica_state", replica=replica.replica_id, state=state, reason=problem)
 
     async def _probe(self, watch: _Watch, now: float) -> str | None:
         """Return None for a healthy replica, else what is wrong in one word."""

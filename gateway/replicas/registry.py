@@ -132,13 +132,17 @@ class Registry:
         return self._replicas_by_model.get(model_key, ())
 
     def eligible(self, model_key: str) -> list[Replica]:
-        """Return the replicas of a model that may get a request now.
+        """Return the replicas of a model that may get a request for its base model now."""
+        return self.not_busy(self.ready(model_key))
 
-        Those that just said they are too busy are left out as long as there are others.
-        """
+    def ready(self, model_key: str) -> list[Replica]:
+        """Return the replicas of a model that nobody took out, busy or not."""
+        return [r for r in self.of_model(model_key) if r.state is ReplicaState.READY]
+
+    def not_busy(self, replicas: list[Replica]) -> list[Replica]:
+        """Leave out replicas that just said they are too busy, as long as there are others."""
         now = self._now()
-        ready = [r for r in self.of_model(model_key) if r.state is ReplicaState.READY]
-        return [r for r in ready if r.busy_until <= now] or ready
+        return [r for r in replicas if r.busy_until <= now] or replicas
 
     def succeeded(self, replica: Replica) -> None:
         """A request was answered, with whatever status: the replica works."""

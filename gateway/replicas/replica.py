@@ -149,6 +149,11 @@ class Replica:
         return self.stated_events or self.published_events
 
     @property
+    def events_problem(self) -> str | None:
+        """What keeps its events from being followed here; None where nothing does."""
+        return None if self.stream is None else self.stream.problem
+
+    @property
     def stated_events(self) -> Source | None:
         """Where to subscribe as configured, for its own rank."""
         stated = self.configured_events

@@ -1,4 +1,4 @@
-"""The exchange: one script call every 25 to 100 ms, in which a gateway tells and hears everything.
+"""The exchange: one script call in which a gateway tells and hears everything; pace.py says when.
 
 Nothing here is on a request's path. A call that fails changes nothing but the age of what was
 heard; what that means is said where it is used: loads (loads.py), lives (lives.py), the rest stays
@@ -18,33 +18,25 @@ from gateway.kvevents.follow import Followers
 from gateway.observability.gateway_metrics import GatewayMetrics
 from gateway.observability.logging import EventLog
 from gateway.redis.errors import LinkError
+from gateway.redis.layout import exchange_keys
 from gateway.redis.scripts import Script
 from gateway.replicas.registry import Registry
 from gateway.replicas.replica import Told
 from gateway.shared.division import SharedDivision
 from gateway.shared.ejections import Ejections
+from gateway.shared.hearing import Hearing
 from gateway.shared.holds import Holds
 from gateway.shared.lives import SharedLives
 from gateway.shared.loads import SharedLoads
 from gateway.shared.ownership import LEASE_S, Order, Ownership
+from gateway.shared.pace import Pace
 from gateway.shared.rates import Rates
 from gateway.shared.table import read_stamped, read_table
-from gateway.shared.word import Word, decode_word, encode_word
+from gateway.shared.word import Word, encode_word
 from routing.types import ReplicaId
 
-# Loads that are older cost time to first token (docs/adr/0032); a tick takes a server 0.1 ms.
-INTERVAL_S = 0.1
-# While several gateways have something in flight: two that place long prompts on the same idle
-# replica within one tick cannot see each other, and at 10 requests a second every third one had
-# such a predecessor with ticks of 100 ms.
-BUSY_INTERVAL_S = 0.025
-# Of this gateway's time, at most: with many gateways and replicas ticks are up to as far apart as
-# when nothing is in flight.
-MAX_SHARE = 0.04
 # A tick that takes longer is given up, and the next one tells more recent things.
 DEADLINE_S = 0.5
-# Between two ticks in any case, however often something wakes the exchange.
-MIN_PAUSE_S = 0.01
 # Nobody was ever there: the first answer takes a connection, which takes a second at most.
 ALONE_AT_START_S = 2.0
 # Somebody was there. A fail-over takes some seconds, and to follow all replicas costs each of them
@@ -106,12 +98,13 @@ class Exchange:
         ownership: Of this gateway; has its id.
         lives: Told when a tick went well.
         voices: Told what others said.
+        pace: Says when to tick.
         registry: The replicas.
         followers: Told to look again when replicas have another owner.
         metrics: Counts changes of owners.
         log: Gets one line when gateways come or go, and when this one begins to act alone.
         now: Monotonic seconds.
-        rng: Spreads the ticks of several gateways.
+        rng: Spreads when several gateways begin to act alone.
     """
 
     def __init__(  # noqa: PLR0913 - the one place where everything that is shared meets
@@ -123,6 +116,7 @@ class Exchange:
         ownership: Ownership,
         lives: SharedLives,
         voices: Voices,
+        pace: Pace,
         registry: Registry,
         followers: Followers,
         metrics: GatewayMetrics,
@@ -132,21 +126,21 @@ class Exchange:
     ) -> None:
         self._call = call
         self._script = script
-        self._keys = [f"{{{namespace}}}:{key}".encode() for key in ("gateways", "lives", "holds")]
+        self._keys = exchange_keys(namespace)
         self._ownership, self._lives, self._voices = ownership, lives, voices
+        self._pace = pace
         self._registry, self._followers, self._metrics = registry, followers, metrics
         self._log, self._now, self._rng = log, now, rng
-        self._woken = asyncio.Event()
+        self._hearing = Hearing(log)
         self._task: asyncio.Task[None] | None = None
         self._alone_at = now() + ALONE_AT_START_S
         self._holds_version = b""
         self._wanted: dict[ReplicaId, set[str]] = {}
         self._crashed = False
-        self._spent_s = 0.0
         self._begun_at = now()
         self._heard_at: float | None = None
         self._server_ahead_ms: float | None = None
-        lives.wake = voices.holds.wake = voices.division.wake = self._woken.set
+        lives.wake = voices.holds.wake = voices.division.wake = pace.wake
 
     def start(self) -> None:
         """Exchange from now on."""
@@ -179,21 +173,8 @@ class Exchange:
     async def _run(self) -> None:
         while True:
             started = self._now()
-            self._woken.clear()
             await self._tick_safely()
-            interval_s = self._interval_s() * self._rng.uniform(0.9, 1.0)
-            pause_s = interval_s - (self._now() - started)
-            await asyncio.sleep(MIN_PAUSE_S)
-            try:
-                async with asyncio.timeout(max(0.0, pause_s - MIN_PAUSE_S)):
-                    await self._woken.wait()
-            except TimeoutError:
-                pass
-
-    def _interval_s(self) -> float:
-        if len(self._ownership.live) == 1 or not self._voices.loads.is_busy:
-            return INTERVAL_S
-        return min(INTERVAL_S, max(BUSY_INTERVAL_S, self._spent_s / MAX_SHARE))
+            await self._pace.rest(started)
 
     async def _tick_safely(self) -> None:
         """Tell and hear once; a bug of ours is told once and must not end the exchange."""
@@ -219,7 +200,12 @@ class Exchange:
             return
         answered_at = self._now()
         self._hear(reply, known, asked_at, holds)
-        self._spent_s = told_at - asked_at + self._now() - answered_at
+        self._pace.heard(
+            len(self._ownership.live),
+            took_s=answered_at - told_at,
+            spent_s=told_at - asked_at + self._now() - answered_at,
+            is_busy=self._voices.loads.is_busy,
+        )
 
     async def _ask(self, word: bytes, orders: Sequence[Order]) -> Any:
         ownership = self._ownership
@@ -262,11 +248,8 @@ class Exchange:
         now = self._now()
         server_ms, lives_version, lives, holds_version, held, flat = reply
         self._server_ahead_ms = server_ms - asked_at * 1000
-        words: dict[str, tuple[float, Word]] = {}
-        answered_at = (asked_at + now) / 2
-        for name, age_ms, text in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
-            said_at = answered_at - age_ms / 1000
-            words[name.decode("ascii", "replace")] = (said_at, decode_word(text))
+        self._lives.hear_clock(self._server_ahead_ms / 1000)
+        words = self._hearing.read(flat, (asked_at + now) / 2)
         self._hear_owners(lives_version, lives, words, known, asked_at)
         self._voices.holds.brought(holds)
         if held is not None:

@@ -24,6 +24,8 @@ MAX_ORDERS = 64
 class _Text(msgspec.Struct, array_like=True, frozen=True):
     """An instruction as it stands in Redis, beside the time when it was given.
 
+    Gateways of all releases read it (gateway/redis/layout.py), so only its end may grow.
+
     Attributes:
         state: Of the hold; empty for none.
         held_ms: For how long it was held already when this was said.
@@ -97,13 +99,18 @@ class Holds:
         now = self._now()
         for replica, (ms, text) in rows.items():
             at = now - max(0, server_ms - ms) / 1000
-            self._heard_ms[replica] = ms
+            known_ms, self._heard_ms[replica] = self._heard_ms.get(replica, 0), ms
             ours = self._pending.get(replica)
             if ours is not None and ours.at >= asked_at:
                 self._pending[replica] = _Pending(ours.at, ms)
                 continue  # said since then, so it is later than all of this
             if ours is not None and ours.at > at:
                 continue  # later too, and on its way
+            if ms < known_ms and ours is None and self._differs(replica, _decode(text, at)):
+                # A word of a replica is never replaced by an earlier one but where the server lost
+                # what it had acknowledged.
+                self._pending[replica] = _Pending(self._said_at.get(replica, now), known_ms)
+                continue
             self._pending.pop(replica, None)
             self._take(replica, at, text)
         for replica in self._registry.instructions.ids() - rows.keys() - self._pending.keys():
@@ -119,11 +126,14 @@ class Holds:
     def _take(self, replica: ReplicaId, at: float, text: bytes) -> None:
         self._said_at[replica] = at
         instruction = _decode(text, at)
-        ours = self._registry.instructions.of(replica)
-        if instruction is not None and _apart_from_time(instruction) != _apart_from_time(ours):
+        if instruction is not None and self._differs(replica, instruction):
             self._registry.instructed(replica, instruction)
         if not self._registry.instructions.has(replica):
             self._said_at.pop(replica, None)
+
+    def _differs(self, replica: ReplicaId, said: Instruction | None) -> bool:
+        ours = self._registry.instructions.of(replica)
+        return said is not None and _apart_from_time(said) != _apart_from_time(ours)
 
     def _text(self, replica: ReplicaId, at: float, after_ms: int) -> str:
         said = self._registry.instructions.of(replica)

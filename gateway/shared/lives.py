@@ -10,6 +10,11 @@ from routing.types import ReplicaId
 
 # By our own clock we give up before the others may take over: clocks drift, and a write takes time.
 LEASE_MARGIN_S = 0.5
+# By so much the server's clock, or that of the server that took over, may differ from one tick to
+# the next. Ahead, what it kept may have come to its end before its time; back, predictions that
+# were over may count again. Far above what a tick may be late by, and below any sensible time to
+# live in the index.
+MAX_CLOCK_STEP_S = 10.0
 
 
 class SharedLives:
@@ -30,6 +35,7 @@ class SharedLives:
         self._table: Table = ownership.table
         self._lease_until = 0.0
         self._had_others = False
+        self._server_ahead_s: float | None = None
         self.wake: Callable[[], None] = _nobody
         self.version = 0
         """Changes whenever an answer of this object may."""
@@ -77,6 +83,17 @@ class SharedLives:
         if self._ownership.begin_anew(replica):
             self._changed()
             self.wake()
+
+    def hear_clock(self, server_ahead_s: float) -> None:
+        """Begin anew all that is ours where the server's clock jumped.
+
+        Args:
+            server_ahead_s: Its clock less ours.
+        """
+        before, self._server_ahead_s = self._server_ahead_s, server_ahead_s
+        if before is not None and abs(server_ahead_s - before) > MAX_CLOCK_STEP_S:
+            for replica in self._ownership.held:
+                self.renew(replica)
 
     def heard(self, asked_at: float) -> None:
         """Note that a tick went well; `Ownership.hear` was called.

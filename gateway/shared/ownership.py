@@ -32,8 +32,9 @@ RETURN_S = 1.5
 # A gateway that has just come is counted after so long: in a rollout gateways come and go, and
 # each move of a replica costs it a replay.
 SETTLED_AFTER_S = 5.0
-# Before a free replica is claimed where there are other gateways: its owner of a moment ago may
-# be about to claim it again, as after the loss of a database.
+# Before a free replica is claimed: its owner of a moment ago may be about to claim it again, as
+# after the loss of a database. Whoever is heard first after that sees nobody else, so those that
+# seem to be alone wait too: three ticks, within which all others have been there.
 CLAIM_AFTER_S = 0.3
 # And so much more for every gateway that is nearer to it: it may not know this replica.
 CLAIM_STEP_S = 0.5
@@ -105,6 +106,7 @@ class Ownership:
         if self._heard_at is not None and now - self._heard_at >= LEASE_S:
             self._patient_until = now + RETURN_S
         self._heard_at = now
+        old = self._old_lives(table)
         self.table = table
         self.high_water = max(self.high_water, table.high_water)
         self.live = frozenset({self.me, *others})
@@ -115,7 +117,7 @@ class Ownership:
         self._free_since = {r: self._free_since.get(r, now) for r in known if self._is_free(r)}
         unknown = [r for r in table.row_by_replica if r not in known and self._is_free(r)]
         self._unknown_since = {r: self._unknown_since.get(r, now) for r in unknown}
-        self._dying = {r: life for r, life in self._dying.items() if self.life(r) == life}
+        self._dying = {r: life for r, life in self._dying.items() if self.life(r) == life} | old
 
     def follows(self, replica: ReplicaId) -> bool:
         """Return whether this gateway follows a replica's events, and so knows best what it has."""
@@ -190,6 +192,24 @@ class Ownership:
         self.held.clear()
         return [Order("release", replica) for replica in mine]
 
+    def _old_lives(self, table: Table) -> dict[ReplicaId, int]:
+        """Return lives that are ours as of now and were given out before.
+
+        A server that came back with what it saved before says so: its entries of them are old, and
+        what we held since then is not among them.
+        """
+        if table is self.table:
+            return {}
+        return {
+            replica: row.life
+            for replica, row in table.row_by_replica.items()
+            if row.owner == self.me and row.life <= self.high_water and not self._had(replica, row)
+        }
+
+    def _had(self, replica: ReplicaId, row: Row) -> bool:
+        known = self.row(replica)
+        return known is not None and (known.life, known.owner) == (row.life, row.owner)
+
     def _releases(self, wanted: Mapping[ReplicaId, Set[str]], now: float) -> list[Order]:
         settled = self._settled(now)
         orders: list[Order] = []
@@ -216,8 +236,6 @@ class Ownership:
             return True  # ours before the table was lost
         if now < self._patient_until:
             return False
-        if len(self.live) == 1:
-            return True
         place = nearest_first(replica, self.live).index(self.me)
         wait_s = min(CLAIM_AFTER_S + place * CLAIM_STEP_S, MAX_CLAIM_WAIT_S)
         return now - self._free_since.get(replica, now) >= wait_s

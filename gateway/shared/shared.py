@@ -25,6 +25,7 @@ from gateway.shared.holds import Holds
 from gateway.shared.lives import SharedLives
 from gateway.shared.loads import SharedLoads
 from gateway.shared.ownership import Ownership
+from gateway.shared.pace import Pace
 from gateway.shared.rates import Rates
 from gateway.shared.whereabouts import Whereabouts
 from routing.load import LoadBook
@@ -55,6 +56,7 @@ class Shared:
         lives: The same for the index.
         division: The same for the followers of KV events.
         loads: What all gateways have at the replicas.
+        pace: When gateways tell and hear each other.
         whereabouts: Who opened which session and made which response.
     """
 
@@ -72,6 +74,7 @@ class Shared:
         self.lives = SharedLives(self.ownership, now)
         self.division = SharedDivision(self.ownership)
         self.loads = SharedLoads(book)
+        self.pace = Pace(now, Random())
         self.whereabouts = Whereabouts(link, recall_deadline_s)
 
     def begin(
@@ -109,6 +112,7 @@ class Shared:
             ownership=self.ownership,
             lives=self.lives,
             voices=voices,
+            pace=self.pace,
             registry=registry,
             followers=followers,
             metrics=metrics.gateways,
@@ -128,12 +132,11 @@ def join(
     now: Callable[[], float],
     lookup_timeout_s: Callable[[], float],
 ) -> Shared:
-    """Return what is shared with others, over a link that is being made; nobody has to be there.
+    """Return what is shared with others, over a link that is not started yet.
 
     Raises:
         TlsError: A certificate or key of the link cannot be used.
     """
     dialing = dialing_of(config, now, Random(), lookup_timeout_s)
     link = RedisLink(dialing, config.namespace, metrics, log)
-    link.start()
     return Shared(link, book, now, lookup_timeout_s)

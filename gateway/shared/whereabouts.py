@@ -7,6 +7,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 
 from gateway.redis.errors import LinkError
+from gateway.redis.layout import whereabouts_key
 from gateway.redis.link import RedisLink
 from gateway.redis.scripts import load_script
 from routing.types import ReplicaId
@@ -60,4 +61,4 @@ class Whereabouts:
 
     def _key(self, key: bytes) -> bytes:
         digest = blake2b(key, digest_size=_DIGEST_BYTES).hexdigest()
-        return f"{self._link.namespace}:w:{digest}".encode()
+        return whereabouts_key(self._link.namespace, digest)

@@ -19,6 +19,8 @@ from gateway.workers.merging import merged
 
 _JSON = ((b"content-type", b"application/json"),)
 _TEXT = ((b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),)
+# What concerns the fleet, or changes something at every worker; so does all of /admin/replicas.
+_OF_ALL = frozenset({"/admin/status", "/admin/reload", "/admin/flush"})
 # What belongs to one connection, or is said anew about a body that is passed on whole.
 _NOT_PASSED = frozenset(
     {
@@ -83,9 +85,7 @@ class CrewAdmin:
             if asked.method not in {"GET", "HEAD"}:
                 raise MethodNotAllowed("This path takes GET only.", "GET")
             await own[asked.path](client)
-        elif asked.path in {"/admin/status", "/admin/reload"} or asked.path.startswith(
-            "/admin/replicas"
-        ):
+        elif asked.path in _OF_ALL or asked.path.startswith("/admin/replicas"):
             await self._ask_all(asked, client)
         else:
             await self._ask_one(asked, client)

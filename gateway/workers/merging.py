@@ -21,7 +21,8 @@ def merged(answers: Sequence[Told]) -> dict[str, Any]:
     """Return one answer.
 
     Args:
-        answers: At least one, to the same question: the status, replicas, one replica, or a reload.
+        answers: At least one, to the same question: the status, replicas, one replica, a reload or
+            a flush.
     """
     first = answers[0]
     if "result" in first:
@@ -32,7 +33,14 @@ def merged(answers: Sequence[Told]) -> dict[str, Any]:
         return _replica(answers)
     if "replicas" in first:
         return {**first, "replicas": _replicas([told["replicas"] for told in answers])}
+    if "flushed" in first:
+        return {**first, "flushed": _added([told["flushed"] for told in answers])}
     return dict(first)
+
+
+def _added(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Each worker knows the pool by itself, and forgets what it knew."""
+    return {name: sum(part.get(name, 0) for part in parts) for part in parts for name in part}
 
 
 def _reload(answers: Sequence[Told]) -> dict[str, Any]:

@@ -25,8 +25,9 @@ DEFAULT_SECONDS: Final = 30.0
 # From the issue that asked for this.
 MAX_ADDED_MS: Final = 5.0
 MAX_RECOVERY_S: Final = 5.0
-# Before the fault: gateways share what they know, and what a request takes is seen.
-_STEADY_S: Final = 5.0
+# Before the fault: gateways share what they know, and what a request takes is seen. Of 500 requests
+# the p99 was between 5 and 36 ms on one machine in one hour; of 1,500 it says something.
+_STEADY_S: Final = 15.0
 _GIVE_UP_S: Final = 20.0
 _TABLE_WIDTH: Final = 100
 

@@ -83,13 +83,14 @@ class ExpectedTtft(Policy):
         load_s: list[float] = []
         prefill_s: list[float] = []
         usable, weight, num_tokens = self.cost.usable, self.prefill_weight, query.num_prompt_tokens
-        cold = usable(NO_MATCH, num_tokens)  # once: most of a large fleet hold nothing
+        cold = usable(NO_MATCH, num_tokens, weight)  # once: most of a large fleet hold nothing
         before, price = NO_MATCH, cold
         for candidate in candidates:
             match = candidate.match
             # Or nothing but what the shared pool has, which is then the same object for all.
             if match is not before:
-                before, price = match, cold if match is NO_MATCH else usable(match, num_tokens)
+                before = match
+                price = cold if match is NO_MATCH else usable(match, num_tokens, weight)
             load_s.append(price.load_s)
             prefill_s.append(weight * price.prefill_s)
         return load_s, prefill_s

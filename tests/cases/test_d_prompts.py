@@ -198,9 +198,9 @@ async def test_d095_a_tokenizer_that_cannot_be_loaded_is_told_once_and_load_deci
     loads = Counter()
     load = PromptTokenizer.load
 
-    def counting(source, *rest):
+    def counting(source, *rest, **named):
         loads[source] += 1
-        return load(source, *rest)
+        return load(source, *rest, **named)
 
     monkeypatch.setattr(PromptTokenizer, "load", counting)
     arrived, release = [], asyncio.Event()

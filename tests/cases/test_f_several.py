@@ -123,5 +123,5 @@ async def test_f161_joining_and_leaving_again_and_again_leaves_nothing_behind(
     for kind in range(3):
         # A probe may be under way in any round; what stays behind would be one a round.
         assert median(c[kind] for c in last) <= median(c[kind] for c in first) + 3
-    rows = redis_server.command("HGETALL", "{warmroute}:lives")
+    rows = redis_server.command("HGETALL", "{warmroute}:1:lives")
     assert sum(key.startswith(b"r:") for key in rows) <= 3

@@ -46,7 +46,9 @@ def tokenizers():
 def loaded(folder: Path) -> ModelTokenizer:
     is_mistral = (folder / "tekken.json").is_file()
     engine = EngineConfig(renderer="mistral" if is_mistral else "template")
-    return load_tokenizer(str(folder), engine, ByteCache(0))
+    tokenizer = load_tokenizer(str(folder), engine, ByteCache(0)).tokenizer
+    assert tokenizer is not None
+    return tokenizer
 
 
 def engine_of(flags: dict) -> EngineConfig:

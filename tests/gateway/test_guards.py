@@ -142,6 +142,18 @@ def test_encodings_are_undone(body, encoding):
     assert decode_body(packed, encoding, 2000) == body
 
 
+@given(st.binary(max_size=300), st.integers(1, 400), st.integers(1, 50))
+def test_in_steps_of_any_size_a_body_is_the_same_and_its_bound_too(body, max_bytes, step):
+    packed = gzip.compress(body, mtime=0) + b"what follows"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("gateway.api.encoding._STEP_BYTES", step)
+        if len(body) <= max_bytes:
+            assert decode_body(packed, "gzip", max_bytes) == body
+        else:
+            with pytest.raises(PromptTooLarge):
+                decode_body(packed, "gzip", max_bytes)
+
+
 @pytest.mark.parametrize(
     ("body", "encoding", "error"),
     [
@@ -243,13 +255,14 @@ async def test_stored_responses_are_noted_by_their_first_bytes_and_bounded():
     assert await stored.response("resp_2") is None
 
 
-def test_sessions_are_noted_by_the_header_that_opens_them():
+async def test_sessions_are_noted_by_the_header_that_opens_them():
     stored = Stored()
     for opened in (b"s-1; Expires=2026", b"s" * 1000):
         stored.notes([(b"x-amzn-sagemaker-new-session-id", opened)], A, "/invocations")
 
-    def session(value):
-        return stored.session([(b"x-amzn-sagemaker-session-id", value)])
+    async def session(value):
+        return await stored.home([(b"x-amzn-sagemaker-session-id", value)])
 
-    assert [session(b"s-1"), session(b"s-2"), session(b"s" * 1000)] == [A, None, None]
-    assert stored.session([]) is None
+    found = [await session(value) for value in (b"s-1", b"s-2", b"s" * 1000)]
+    assert found == [A, None, None]
+    assert await stored.home([]) is None

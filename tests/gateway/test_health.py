@@ -283,3 +283,21 @@ async def test_a_name_with_several_addresses_is_told(engines, gateways, monkeypa
 
 
 TWO = ("127.0.0.1", "127.0.0.2")
+
+
+async def test_a_replica_that_never_answered_is_told_once_and_why(engines, gateways):
+    [engine] = await engines(Engine())
+    nobody = {"url": "http://127.0.0.1:1"}  # as with a typing error in its port
+    config = fleet(engine)
+    models = [{**config.model_dump()["models"][0], "replicas": [{"url": engine.url}, nobody]}]
+    config = GatewayConfig.model_validate({"models": models})
+    gateway = await gateways(config, wait_ready=False, health=ONLY_WHEN_IN_DOUBT)
+
+    def told():
+        lines = events(gateway, "replica_state")
+        return [line for line in lines if line["replica"] == "127.0.0.1:1"]
+
+    await until(told, "its line")
+    await probed(engine, 5)
+    expected = {"state": "starting", "reason": "unreachable", "replica": "127.0.0.1:1"}
+    assert told() == [{"event": "replica_state", **expected}]

@@ -18,7 +18,6 @@ from gateway.prompt.bytecache import ByteCache
 from gateway.prompt.loading import load_tokenizer
 from gateway.prompt.mistral import MistralTokenizer
 from gateway.prompt.problem import PromptProblem
-from gateway.prompt.tokenizer import TokenizerUnavailable
 from routing.hashing import unpack_tokens
 from tests.support.engines import Engine
 
@@ -51,17 +50,18 @@ def mistral_folder(tmp_path):
 
 def test_the_folder_says_whether_it_is_mistrals(mistral_folder):
     loaded = load_tokenizer(str(mistral_folder), EngineConfig(), ByteCache(0))
-    assert isinstance(loaded, MistralTokenizer)
+    assert isinstance(loaded.tokenizer, MistralTokenizer)
     (mistral_folder / "params.json").unlink()
     configured = EngineConfig(renderer="mistral")
     loaded = load_tokenizer(str(mistral_folder), configured, ByteCache(0))
-    assert isinstance(loaded, MistralTokenizer)
+    assert isinstance(loaded.tokenizer, MistralTokenizer)
 
 
 def test_without_the_package_the_reason_says_what_to_install(mistral_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "mistral_common", None)
-    with pytest.raises(TokenizerUnavailable, match=r"install warmroute\[mistral\]"):
-        load_tokenizer(str(mistral_folder), EngineConfig(), ByteCache(0))
+    loaded = load_tokenizer(str(mistral_folder), EngineConfig(), ByteCache(0))
+    assert loaded.tokenizer is None
+    assert "install warmroute[mistral]" in loaded.problem
 
 
 def test_nothing_of_it_is_imported_for_other_models():

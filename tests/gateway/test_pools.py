@@ -174,6 +174,28 @@ async def test_an_adapter_is_asked_of_replicas_that_have_it_until_it_is_unloaded
     assert (answer.status_code, answer.json()["error"]["reason"]) == (404, "model_not_found")
 
 
+async def test_the_only_replica_that_has_an_adapter_is_asked_also_when_it_was_full(
+    replicas, gateways, chat
+):
+    async def full_once(conversation):
+        if has.received == [conversation.request]:
+            await conversation.answer(b"{}", status=b"503 Service Unavailable")
+        else:
+            await conversation.answer(b"{}")
+
+    has, has_not = await replicas(full_once, answers)
+    lists(has, "sql")
+    lists(has_not)
+    gateway = await gateways(has, has_not, health={"metrics_interval_s": 0.05})
+    await until(lambda: _served(gateway, {"m", "sql"}))
+    body = {**chat(), "model": "sql"}
+    assert (await gateway.client.post(CHAT, json=body)).status_code == 503
+    told = (await gateway.admin.post("/admin/explain", json=body)).json()
+    answer = await gateway.client.post(CHAT, json=body)
+    assert (answer.status_code, told["replica"]) == (200, has.name)
+    assert len(has.received) == 2
+
+
 async def _served(gateway, names):
     data = (await gateway.client.get("/v1/models")).json()["data"]
     return {model["id"] for model in data} == names

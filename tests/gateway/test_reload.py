@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
 import signal
 from pathlib import Path
 from unittest import mock
@@ -13,68 +12,17 @@ import pytest
 
 from gateway.building import build_models
 from gateway.cli import main
-from gateway.config.load import load_config
 from tests.support.certificates import Authority
-from tests.support.gateways import all_ready, running
+from tests.support.gateways import all_ready
+from tests.support.live import HERE, SOON_S, sections, write
 from tests.support.processes import gateway_process
 from tests.support.replicas import until
 
 CHAT = "/v1/chat/completions"
-HERE = {"host": "127.0.0.1", "port": 0}
-SOON_S = 0.01
 
 
 async def answers(conversation):
     await conversation.answer(b'{"choices": []}')
-
-
-def sections(*replicas, **given):
-    models = [{"name": "m", "replicas": [{"url": replica.url} for replica in replicas]}]
-    health = {"interval_s": 0.05, "timeout_s": 1.0}
-    return {"listen": HERE, "admin": HERE, "health": health, "models": models, **given}
-
-
-class Live:
-    """A gateway that runs from a file which the test rewrites."""
-
-    def __init__(self, gateway, path):
-        self.gateway, self.client, self.admin = gateway, gateway.client, gateway.admin
-        self.path = path
-
-    def write(self, values):
-        write(self.path, values)
-
-    async def reload(self, values=None):
-        if values is not None:
-            self.write(values)
-        return await self.admin.post("/admin/reload")
-
-    def told(self, event):
-        return [line for line in self.gateway.log if line["event"] == event]
-
-
-def write(path, values):
-    new = path.with_suffix(".new")
-    new.write_text(values if isinstance(values, str) else json.dumps(values))  # JSON is YAML
-    new.replace(path)
-
-
-@pytest.fixture
-async def live(tmp_path):
-    """Start a gateway from a file: `await live(values)`."""
-    async with contextlib.AsyncExitStack() as stack:
-
-        async def start(values, *, watched=False):
-            path = tmp_path / "warmroute.yaml"
-            write(path, values)
-            interval_s = SOON_S if watched else 3600.0
-            stack.enter_context(mock.patch("gateway.reload.LOOK_INTERVAL_S", interval_s))
-            config = load_config(path, os.environ)
-            gateway = await stack.enter_async_context(running(config, file=path))
-            await until(lambda: all_ready(gateway), "readiness")
-            return Live(gateway, path)
-
-        yield start
 
 
 async def test_the_next_request_is_routed_by_the_new_policy_and_the_answer_says_what_changed(
@@ -265,6 +213,41 @@ async def test_a_file_that_cannot_be_used_changes_nothing(replicas, live, broken
     assert answer.status_code == 400
     assert missing in str(answer.json()["error"]["problems"])
     assert (await gateway.reload(values)).json()["result"] == "unchanged"
+
+
+async def test_a_file_that_was_refused_for_what_was_missing_is_taken_once_that_is_there(
+    replicas, live, tmp_path
+):
+    (replica,) = await replicas(answers)
+    gateway = await live(sections(replica), watched=True)
+    keys = tmp_path / "keys.yaml"
+    with mock.patch("gateway.reload.RETRY_INTERVAL_S", SOON_S):
+        gateway.write(sections(replica, auth={"keys_file": str(keys)}))
+        await until(lambda: gateway.told("config_refused"), "the refusal")
+        write(keys, {"keys": [{"name": "t", "key": "sk-1"}]})
+        await until(lambda: gateway.told("config_applied"), "the next try")
+    assert [line["trigger"] for line in gateway.told("config_applied")] == ["retry"]
+    assert len(gateway.told("config_refused")) == 1, "told once, tried often"
+
+
+async def test_a_model_that_keeps_its_pool_is_renamed_without_a_gap(replicas, live, chat):
+    (replica,) = await replicas(answers)
+    values = sections(replica)
+    gateway = await live(values)
+    renamed = {**values["models"][0], "name": "n", "pool": "m"}
+    assert (await gateway.reload({**values, "models": [renamed]})).json()["result"] == "applied"
+    assert await gateway.gateway.states() == ["ready"]
+    answer = await gateway.client.post(CHAT, json={**chat(), "model": "n"})
+    assert answer.status_code == 200
+
+
+async def test_a_mended_file_that_says_what_runs_is_told(replicas, live):
+    (replica,) = await replicas(answers)
+    gateway = await live(sections(replica))
+    await gateway.reload("models: 3")
+    await gateway.reload(sections(replica))
+    await gateway.reload()
+    assert [line["trigger"] for line in gateway.told("config_recovered")] == ["operator"]
 
 
 async def test_what_needs_a_restart_is_told_until_it_is_done_and_the_rest_is_applied(

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.sharing import Sharing, in_order
-from gateway.stored import SESSION_HEADER, Stored
 from tests.support.pools import models, pool, registry, replica, wanted
 
 weights = st.lists(st.floats(0.01, 100), min_size=2, max_size=5)
@@ -63,7 +62,6 @@ class Fleet:
     """Two pools of one name, 3 to 1, with a replica each."""
 
     def __init__(self, seed=1, policy="default"):
-        self.stored = Stored()
         self.stable = pool("stable", "m", weight=3, policy=policy)
         self.trial = pool("trial", "m", weight=1)
         pin = {"when": {"headers": {"x-pin": "trial"}}, "pool": "trial"}
@@ -72,11 +70,11 @@ class Fleet:
         self.registry = registry(*self.replicas.values())
         for one in self.replicas.values():
             self.registry.probed_well(one)
-        self.sharing = Sharing(self.registry, self.stored, Random(seed))
+        self.sharing = Sharing(self.registry, Random(seed))
 
-    def choose(self, **headers):
+    def choose(self, home=None, **headers):
         asked = wanted("m", **headers)
-        return self.sharing.choose(self.models.offer(asked), asked.headers)
+        return self.sharing.choose(self.models.offer(asked), asked.headers, home)
 
     def out(self, key):
         self.registry.failed(self.replicas[key], "refused", certain=True)
@@ -115,14 +113,12 @@ def test_new_sagemaker_sessions_are_not_all_one_session():
 
 
 @pytest.mark.parametrize("key", ["stable", "trial"])
-def test_a_session_that_a_replica_opened_stays_in_that_replicas_pool(key):
+def test_what_a_replica_keeps_stays_in_that_replicas_pool(key):
     fleet = Fleet()
-    opened = [(b"x-amzn-sagemaker-new-session-id", b"s-1; Expires=2030-01-01T00:00:00Z")]
-    fleet.stored.notes(opened, fleet.replicas[key].replica_id, "/invocations")
-    sent = {SESSION_HEADER.decode().replace("-", "_"): "s-1"}
-    assert {fleet.choose(**sent).model.key for _ in range(20)} == {key}
+    home = fleet.replicas[key].replica_id
+    assert {fleet.choose(home).model.key for _ in range(20)} == {key}
     fleet.out(key)
-    assert {fleet.choose(**sent).model.key for _ in range(20)} == {"stable", "trial"} - {key}
+    assert {fleet.choose(home).model.key for _ in range(20)} == {"stable", "trial"} - {key}
 
 
 def test_a_pool_that_is_out_is_passed_over_and_its_sessions_come_back():
@@ -160,7 +156,7 @@ def test_a_pinned_pool_is_kept_though_it_is_out():
 
 def test_a_name_with_one_pool_draws_no_number_and_looks_for_no_replica():
     only = models(pool("m", "m"))
-    sharing = Sharing(registry=None, stored=None, rng=None)
+    sharing = Sharing(registry=None, rng=None)
     asked = wanted("m", x_session_id="s")
     assert sharing.choose(only.offer(asked), asked.headers).model.key == "m"
 

@@ -5,7 +5,7 @@ import pytest
 from gateway.stored import NEW_SESSION, SESSION_HEADER, Stored
 from routing.types import ReplicaId
 
-A = ReplicaId("a")
+A, B = ReplicaId("a"), ReplicaId("b")
 OPENED = [(b"x-amzn-sagemaker-new-session-id", b"s-1; Expires=2030-01-01T00:00:00Z")]
 NAMED = [(SESSION_HEADER, b"s-1")]
 
@@ -30,8 +30,7 @@ async def test_a_session_in_use_here_is_told_again_so_that_others_do_not_forget_
     stored = Stored(others)
     stored.notes(OPENED, A, "/v1/chat/completions")
     for _ in range(2):
-        await stored.learn_session(NAMED)
-        assert stored.session(NAMED) == A
+        assert await stored.home(NAMED) == A
     assert others.told == [(b"session s-1", A)] * 3
     assert others.asked == []
 
@@ -47,7 +46,7 @@ async def test_a_response_in_use_here_is_told_again():
 @pytest.mark.parametrize("named", [b"", b"x" * 257, NEW_SESSION])
 async def test_what_names_no_session_is_not_asked_for(named):
     others = Others()
-    await Stored(others).learn_session([(SESSION_HEADER, named)])
+    assert await Stored(others).home([(SESSION_HEADER, named)]) is None
     assert others.asked == []
 
 
@@ -56,6 +55,14 @@ async def test_what_nobody_knows_is_unknown_and_not_told():
     stored = Stored(others)
     assert await stored.response("resp") is None
     assert await Stored().response("resp") is None
-    await stored.learn_session(NAMED)
-    assert stored.session(NAMED) is None
+    assert await stored.home(NAMED) is None
     assert others.told == []
+
+
+async def test_the_response_that_a_request_continues_comes_before_its_session():
+    stored = Stored(Others(response_resp=B))
+    stored.notes(OPENED, A, "/v1/responses")
+    assert await stored.home(NAMED, "resp") == B
+    assert await stored.home(NAMED, "unknown") == A
+    assert await stored.home([], "unknown") is None
+    assert await stored.home([], "\ud800") is None

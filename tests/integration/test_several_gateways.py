@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from gateway.replicas.state import ELSEWHERE
+from gateway.shared import pace
 from tests.support.api_replicas import ApiReplica, KeepsResponses
 from tests.support.fixtures import engines
 from tests.support.replicas import until
@@ -88,6 +89,38 @@ async def test_each_gateway_sees_the_load_of_the_others_as_long_as_they_are_ther
         return await fleet_in_flight(b, replica) == 0
 
     await until(gone, "the end of that load")
+
+
+async def test_a_request_is_placed_by_what_another_gateway_placed_a_moment_before(
+    several, redis_server, replicas, monkeypatch
+):
+    held = Held()
+    one, two = both = await replicas(held, held)
+    least_loaded = {"default": {"kind": "least_loaded"}}
+    gateways = await several(redis_server, both, policies=least_loaded)
+    for gateway in gateways:
+        await sees(gateway, 2)
+    # What they exchange by the clock comes too late for this.
+    for name, slow_s in (("INTERVAL_S", 0.3), ("BUSY_INTERVAL_S", 0.3), ("SILENT_AFTER_S", 60.0)):
+        monkeypatch.setattr(pace, name, slow_s)
+
+    def is_told():
+        (table,) = redis_server.command("KEYS", "*gateways*")
+        words = b"".join(redis_server.command("HVALS", table))
+        return any(replica.name.encode() in words for replica in both)
+
+    for number in range(6):
+        await until(lambda: not is_told(), "the end of the requests before")
+        first, second = gateways if number % 2 else reversed(gateways)
+        sent = send(first)
+        await until(is_told, "what the first one placed")
+        sent += send(second)
+        total = 2 * (number + 1)
+        await until(lambda n=total: len(one.received) + len(two.received) == n, "both requests")
+        assert len(one.received) == len(two.received)
+        held.go.set()
+        await asyncio.gather(*sent)
+        held.go.clear()
 
 
 async def test_the_load_of_a_gateway_that_is_gone_goes_within_its_ttl(
@@ -246,6 +279,21 @@ async def test_a_response_made_through_one_gateway_is_found_through_another(
     assert (await b.client.get(f"/v1/responses/{other}")).status_code == 404
 
 
+async def test_a_response_is_continued_where_it_was_made_through_any_gateway(
+    several, redis_server, engines
+):
+    fleet = await engines(*[ApiReplica(KeepsResponses(name)) for name in "abcd"])
+    for gateway in (gateways := await several(redis_server, fleet)):
+        first = {"model": "m", "input": "hello"}
+        made = await gateway.client.post("/v1/responses", json=first)
+        home = made.headers["x-warmroute-replica"]
+        further = {"model": "m", "input": "and?", "previous_response_id": made.json()["id"]}
+        for asked in 4 * gateways:
+            answer = await asked.client.post("/v1/responses", json=further)
+            assert answer.headers["x-warmroute-replica"] == home
+            assert answer.headers["x-warmroute-reason"] == "session"
+
+
 async def test_a_session_opened_through_one_gateway_is_kept_through_another(
     several, redis_server, replicas
 ):
@@ -294,7 +342,7 @@ async def test_a_gateway_starts_and_serves_without_redis_and_joins_when_it_comes
 async def test_all_is_as_before_after_redis_was(several, own_redis, replicas, fault):
     fleet = await replicas(answers, answers, answers)
     server = own_redis()
-    a, b = await several(server, fleet)
+    a, b = await several(server, fleet, index={"lookup_timeout_s": 0.2})
     for gateway in (a, b):
         await sees(gateway, 2)
     await a.admin.post(f"/admin/replicas/{fleet[0].name}/cordon")
@@ -318,7 +366,7 @@ async def test_all_is_as_before_after_redis_was(several, own_redis, replicas, fa
         server.resume()
 
     async def is_whole():
-        rows = server.command("HGETALL", "{warmroute}:lives")
+        rows = server.command("HGETALL", "{warmroute}:1:lives")
         held = server.command("HLEN", "{warmroute}:holds")
         return sum(key.startswith(b"r:") for key in rows) == 3 and held == 2
 

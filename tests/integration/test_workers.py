@@ -126,6 +126,12 @@ def test_other_questions_are_answered_by_one(crew):
     assert told.json()["replica"] == "r"
 
 
+def test_a_flush_reaches_all(crew):
+    told = crew.admin("/admin/flush?tier=L2", "POST")
+    assert (told.status_code, told.json()) == (200, {"tier": "L2", "flushed": {}})
+    assert len([line for line in crew.lines("operator") if "flushed" in line]) == 2
+
+
 @pytest.mark.parametrize("how", ["operator", "signal"])
 def test_a_reload_reaches_all(crew, how):
     def reload_all():

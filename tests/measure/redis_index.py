@@ -30,6 +30,7 @@ from gateway.serving import GC_NEW_OBJECTS
 from loadtests.measurement import Measurement, MeasurementError, Report
 from routing.block_map import BlockMap
 from routing.types import ReplicaId, Tier
+from tests.support.background import some_background
 from tests.support.lives import Board, SomeLives
 from tests.support.redis_servers import LogLines, RedisServer, dialing
 from tests.support.replicas import until
@@ -97,7 +98,7 @@ class Bench:
         # Deadlines so far out that what is measured is never cut short.
         patient = dialing(self.server.url, fast_limit_s=10.0, reply_timeout_s=30.0)
         link = RedisLink(patient, namespace, Metrics().redis, LogLines())
-        link.start()
+        link.start(some_background())
         self.links.append(link)
         return RedisIndex(
             link=link,
@@ -264,7 +265,7 @@ async def memory(bench: Bench, num_entries: int):
 
 async def measure(server: RedisServer, given: argparse.Namespace) -> list[Row]:
     bench = Bench(server)
-    bench.owner.start()
+    bench.owner.start(some_background())
     await bench.up()
     rows = []
     try:

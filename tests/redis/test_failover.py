@@ -5,6 +5,7 @@ from hashlib import sha1
 
 from redis.crc import key_slot as slot_of
 
+from gateway.redis import placing
 from gateway.redis.address import Endpoint
 from gateway.redis.cluster import key_in, read_redirect, read_slots
 from gateway.redis.errors import LinkDown, LinkError
@@ -124,6 +125,31 @@ async def test_calls_of_the_other_nodes_go_on_when_one_is_lost(redis_cluster, li
     await until(lambda: link.state is LinkState.UP)
     # The other nodes may have thought it dead, and refuse a moment longer.
     await until(lambda: _all_answer(link, keys))
+
+
+async def test_nodes_go_on_while_a_bug_keeps_the_map_of_slots_from_being_read(
+    redis_cluster, links, monkeypatch
+):
+    monkeypatch.setattr("gateway.background.FIRST_PAUSE_S", 0.01)
+    log, find = LogLines(), placing.find_slots
+    link = await links(cluster_url(redis_cluster), log=log)
+    bugs = [RuntimeError("a bug")]
+    num_read = 0
+
+    async def fail_once(*given):
+        nonlocal num_read
+        if bugs:
+            raise bugs.pop()
+        num_read += 1
+        return await find(*given)
+
+    monkeypatch.setattr(placing, "find_slots", fail_once)
+    link._placing._stale.set()
+    await until(lambda: not bugs, "the bug")
+    assert await link.call(SET, [b"k"], [1], 5.0) == b"OK", "in between too"
+    await until(lambda: num_read, "the next look at the map")
+    assert [line["task"] for line in log.lines if line["event"] == "task_crashed"] == ["redis"]
+    assert await link.call(GET, [b"k"], [], 5.0) == b"1"
 
 
 async def _all_answer(link, keys):

@@ -145,6 +145,7 @@ async def test_a_stopped_server_is_one_line_and_comes_back_by_itself(own_redis, 
     await until(lambda: link.state is LinkState.UP)
     assert await link.call(ECHO, [b"k"], [b"x"], 5.0) == b"x"
     assert log.states() == ["up", "down", "up"]
+    assert link.num_losses == 1
 
 
 async def test_starting_without_a_server_works(own_redis, links):
@@ -216,6 +217,7 @@ async def test_a_replica_answers_reads_until_the_address_points_to_a_primary(own
     await until(lambda: link.state is LinkState.UP)
     assert await link.call(SET, [b"k"], [1], 5.0) == b"OK"
     assert log.states() == ["up", "read_only", "up"]
+    assert link.num_losses == 1, "another server may be behind the same name now"
 
 
 async def test_a_full_memory_refuses_writes_and_answers_reads(own_redis, links):

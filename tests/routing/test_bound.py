@@ -1,5 +1,8 @@
 """The load bound's arithmetic."""
 
+from fractions import Fraction
+from math import ceil, floor
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,10 +21,18 @@ from routing.bound import load_cap
         (2, 2, 1.0, 0, 2, "factor 1.0, loads 1 and 1: either may take it"),
         (99, 10, 1.5, 4, 15, "mean 10: the factor is above the slack"),
         (9, 10, 1.5, 4, 5, "mean 1: the slack is above the factor"),
+        (19, 3, 1.05, 0, 7, "1.05 * 20 / 3 is 7, and in floats a little more"),
     ],
 )
 def test_load_cap(total, replicas, bound, slack, cap, why):
     assert load_cap(total, replicas, bound, slack) == cap, why
+
+
+@given(st.integers(0, 10_000), st.integers(1, 300), st.integers(100, 400), st.integers(0, 20))
+def test_floats_neither_allow_nor_take_a_request(total, replicas, percent, slack):
+    mean = Fraction(total + 1, replicas)
+    exact = max(ceil(Fraction(percent, 100) * mean), floor(mean + slack), 1)
+    assert load_cap(total, replicas, percent / 100, slack) == exact
 
 
 @given(

@@ -100,6 +100,27 @@ def test_balanced_multiplies_by_the_batch():
     assert scores.values == pytest.approx([(0.5 + 0.02 + 0.01) * 3])
 
 
+@given(
+    st.integers(1, 4000),
+    st.integers(0, 250),
+    st.integers(0, 250),
+    st.sampled_from(Profile),
+    st.floats(0.0, 0.2),
+    st.floats(0.0, 4.0),
+)
+def test_a_replica_is_never_dearer_for_what_it_holds_in_gpu_memory(
+    num_tokens, pool_blocks, own_blocks, profile, l2_latency_s, weight
+):
+    """Also where it makes the rest of what the pool has too short to be worth its latency."""
+    most = (num_tokens - 1) // 16
+    pool, own = 16 * min(pool_blocks, most), 16 * min(own_blocks, most)
+    cost = CostModel(l2_latency_s=l2_latency_s)
+    policy = ExpectedTtft(cost=cost, profile=profile, prefill_weight=weight)
+    fleet = [candidate("cold", l2=pool), candidate("warm", l0=own, l2=max(0, pool - own))]
+    cold, warm = policy.score(RouteQuery(num_tokens), fleet, Random(0)).values
+    assert warm <= cold + 1e-9
+
+
 @pytest.mark.parametrize(
     ("kind", "query", "candidates", "expected", "why"),
     [

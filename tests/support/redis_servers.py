@@ -18,6 +18,7 @@ from gateway.observability.metrics import Metrics
 from gateway.redis.address import parse_url
 from gateway.redis.link import RedisLink
 from gateway.redis.node import Dialing, LinkState
+from tests.support.background import some_background
 from tests.support.replicas import until
 
 START_DEADLINE_S = 15.0
@@ -281,7 +282,7 @@ async def links():
     async def make(url, *, wait_up=True, namespace="ns", log=None, **changes):
         link = RedisLink(dialing(url, **changes), namespace, Metrics().redis, log or LogLines())
         made.append(link)
-        link.start()
+        link.start(some_background(log))
         if wait_up:
             await until(lambda: link.state is LinkState.UP, "the link to be up")
         return link

@@ -22,8 +22,9 @@ local GATEWAYS_TTL_MS = 60 * 1000
 local LIVES_TTL_MS = 3600 * 1000
 -- What operators said lasts as long as a node may be under repair.
 local HOLDS_TTL_MS = 30 * 24 * 3600 * 1000
--- Eight lives a second since mid 2025 stay below 2^32 until 2042.
-local LIFE_EPOCH_S, LIVES_A_SECOND = 1750000000, 8
+-- Eight lives a second since mid 2025 stay below 2^32 until 2042. A clock that is beyond has no say:
+-- its numbers would stay too high for an entry when it is right again.
+local LIFE_EPOCH_S, LIVES_A_SECOND, MAX_LIFE = 1750000000, 8, 2^32 - 1
 
 local time = redis.call('TIME')
 local now_s = tonumber(time[1])
@@ -31,6 +32,8 @@ local now_ms = now_s * 1000 + math.floor(tonumber(time[2]) / 1000)
 
 -- A server that was paused reads what was sent to it before, also by those who gave that up.
 local late_ms = math.max(0, now_ms - (tonumber(ARGV[7]) or now_ms))
+
+local function stamped(text) return string.format('%013.0f', now_ms) .. text end
 
 local said_ms, others = {}, {}
 local heard = redis.call('HGETALL', gateways)
@@ -41,20 +44,27 @@ for i = 1, #heard, 2 do
     if now_ms - at > lease_ms then
       redis.call('HDEL', gateways, id)
     else
+      local said = string.sub(text, 14)
+      if at > now_ms then
+        -- The clock was put back, and who is dead must not live on until it is there again.
+        at = now_ms
+        redis.call('HSET', gateways, id, stamped(said))
+      end
       said_ms[id] = at
       others[#others + 1] = id
-      others[#others + 1] = math.max(0, now_ms - at)
-      others[#others + 1] = string.sub(text, 14)
+      others[#others + 1] = now_ms - at
+      others[#others + 1] = said
     end
   end
 end
 if word == '' then
   redis.call('HDEL', gateways, me)
 else
-  redis.call('HSET', gateways, me, string.format('%013.0f', now_ms) .. word)
+  redis.call('HSET', gateways, me, stamped(word))
 end
 
--- A version never comes twice, not even after the database was lost.
+-- A version never comes twice: not after the database was lost, nor after the server came back with
+-- an old one.
 local function version(key)
   local known = redis.call('HGET', key, 'v')
   if not known then
@@ -62,6 +72,12 @@ local function version(key)
     redis.call('HSET', key, 'v', known)
   end
   return known
+end
+
+local function next_version(key, known)
+  local version = string.format('%.0f', math.max(tonumber(known) + 1, now_ms))
+  redis.call('HSET', key, 'v', version)
+  return version
 end
 
 local function row_of(replica)
@@ -80,6 +96,7 @@ end
 local function next_life()
   local counter = tonumber(redis.call('HGET', lives, 'life') or 0)
   local by_clock = (now_s - LIFE_EPOCH_S) * LIVES_A_SECOND
+  if by_clock > MAX_LIFE then by_clock = 0 end
   local life = math.max(counter, by_clock, tonumber(ARGV[6])) + 1
   redis.call('HSET', lives, 'life', string.format('%.0f', life))
   return string.format('%.0f', life)
@@ -155,12 +172,8 @@ local lives_version, holds_version = version(lives), version(holds)
 for i = 8, #ARGV, 4 do
   obey[ARGV[i]](ARGV[i + 1], ARGV[i + 2], ARGV[i + 3])
 end
-if lives_changed then
-  lives_version = string.format('%.0f', redis.call('HINCRBY', lives, 'v', 1))
-end
-if holds_changed then
-  holds_version = string.format('%.0f', redis.call('HINCRBY', holds, 'v', 1))
-end
+if lives_changed then lives_version = next_version(lives, lives_version) end
+if holds_changed then holds_version = next_version(holds, holds_version) end
 redis.call('PEXPIRE', gateways, GATEWAYS_TTL_MS)
 redis.call('PEXPIRE', lives, LIVES_TTL_MS)
 redis.call('PEXPIRE', holds, HOLDS_TTL_MS)

@@ -16,6 +16,7 @@ from gateway.redis.link import RedisLink
 from gateway.redis.node import LinkState
 from routing.block_map import BlockMap
 from routing.types import ReplicaId, Tier
+from tests.support.background import some_background
 from tests.support.lives import Board, SomeLives
 from tests.support.redis_servers import LogLines, cluster_url, dialing
 from tests.support.replicas import until
@@ -62,7 +63,7 @@ class InRedis:
             for _ in range(2)
         ]
         for link in self.links:
-            link.start()
+            link.start(some_background())
         self.told, self.asked = (
             RedisIndex(
                 link=link,

@@ -13,6 +13,7 @@ from gateway.index.segments import tag_of
 from gateway.observability.metrics import Metrics
 from routing.block_map import BlockMap
 from routing.types import PrefixMatch, ReplicaId, Tier
+from tests.support.background import some_background
 from tests.support.lives import Board, SomeLives
 from tests.support.redis_servers import LogLines, cluster_url, move_keys, move_slot
 from tests.support.replicas import until
@@ -77,7 +78,7 @@ async def pairs(links):
         )
         made.append(pair)
         for index in (pair.index, pair.other):
-            index.start()
+            index.start(some_background())
         return pair
 
     yield make
@@ -101,6 +102,31 @@ async def test_a_gateway_without_events_finds_what_another_was_told(redis_server
         B: PrefixMatch(1, confirmed_tokens=1),
     }
     assert await pair.found(chain(10, "other")) == {}
+
+
+async def test_block_sizes_are_asked_for_at_once_with_a_whole_deadline_each(redis_server, pairs):
+    """A fleet in the middle of a rollout that changes the block size."""
+    pair = await pairs(redis_server.url, A, B)
+    small, large = chain(8, "small"), chain(4, "large")
+    pair.store(A, small)
+    pair.store(B, large)
+    await pair.found(small)
+    pair.other._reader._kept.clear()
+    read, deadlines, both = pair.other._reader.read, [], asyncio.Event()
+
+    async def waits_for_the_other(keys, deadline_s):
+        deadlines.append(deadline_s)
+        if len(deadlines) == 2:
+            both.set()
+        await asyncio.wait_for(both.wait(), 2.0)
+        return await read(keys, deadline_s)
+
+    pair.other._reader.read = waits_for_the_other
+    assert await pair.other.lookup({1: small, 2: large}) == {
+        A: PrefixMatch(8, confirmed_tokens=8),
+        B: PrefixMatch(8, confirmed_tokens=8),
+    }
+    assert deadlines == [5.0, 5.0]
 
 
 async def test_a_hole_ends_the_prefix(redis_server, pairs):
@@ -149,6 +175,23 @@ async def test_a_prediction_is_seen_by_the_others_and_taken_back(redis_server, p
     assert (await pair.found(keys))[A] == PrefixMatch(150, confirmed_tokens=150)
 
 
+async def test_what_others_predicted_stays_when_a_request_that_found_it_is_refused(
+    redis_server, pairs
+):
+    """Of a replica without events, whose predictions are said whole."""
+    pair = await pairs(redis_server.url, A)
+    keys = chain(300)
+    pair.index.predict(A, keys[:200], 60.0, None, 0)
+    assert (await pair.found(keys))[A] == PrefixMatch(200)
+    refused = pair.other.predict(A, keys, 60.0, None, 200)
+    assert (await pair.found(keys))[A] == PrefixMatch(300)
+    pair.other.withdraw(refused)
+    assert (await pair.found(keys))[A] == PrefixMatch(200)
+    await until(lambda: pair.other.is_written)
+    pair.other.clear(A, ())  # what it predicted itself
+    assert (await pair.found(keys))[A] == PrefixMatch(200), "at the others too"
+
+
 async def test_a_prediction_of_the_others_counts_where_the_replica_is_followed(redis_server, pairs):
     pair = await pairs(redis_server.url, A, B)
     pair.lives.owned_ids = {A}
@@ -192,7 +235,8 @@ async def test_where_all_replicas_are_followed_here_redis_is_not_asked(redis_ser
     assert lookups.labels("local")._value.get() == 1
 
 
-async def test_a_hot_beginning_is_asked_for_once_in_a_while(redis_server, pairs):
+async def test_a_hot_beginning_is_asked_for_once_in_a_while(redis_server, pairs, monkeypatch):
+    monkeypatch.setattr("gateway.index.reading.HOT_FOR_S", 60.0)
     pair = await pairs(redis_server.url, A)
     shared = chain(1000, "system")
     pair.store(A, shared)
@@ -259,6 +303,31 @@ async def test_a_wiped_database_is_filled_again_with_the_next_life(own_redis, pa
     pair.board.renew(A)
     pair.board.renew(B)
     assert [await pair.found(each) for each in (keys, branch)] == before
+
+
+async def test_a_server_that_comes_back_with_what_it_saved_before_brings_nothing_old_back(
+    own_redis, pairs
+):
+    """What it had acknowledged since then is lost, and no call of ours failed for it."""
+    server = own_redis()
+    pair = await pairs(server.url, A)
+    keys = chain(300)
+    pair.store(A, keys)
+    await pair.found(keys)
+    server.command("SAVE")
+    pair.index.remove(A, keys[100:], Tier.L0)
+    assert (await pair.found(keys))[A].l0_tokens == 100
+    server.stop()
+    server.start()
+    assert server.command("DBSIZE") > 0
+
+    async def is_right():
+        try:
+            return (await pair.found(keys))[A].l0_tokens == 100
+        except KeyError:
+            return False
+
+    await until(is_right, "what it holds now")
 
 
 async def test_a_gateway_that_may_not_write_says_all_again_when_it_may(redis_server, pairs):

@@ -121,3 +121,33 @@ async def test_batches_that_say_nothing_new_are_steps_too():
     stream._sequence._last_live = -1
     assert len(list(stream._take_waiting(Line(*range(50))))) >= 50, "known already"
     assert stream.counts.batches == 50
+
+
+async def test_replays_of_all_that_engines_remember_wait_for_each_other_and_gaps_do_not(
+    follow,
+):
+    """They come faster than they are worked on, and what waits is memory."""
+    publisher = Publisher()
+    stream = await follow(publisher)
+    places = stream.turns.whole_replays
+    while not places.locked():
+        await places.acquire()  # as others would that replay
+
+    publisher.keep(CLEARED)
+    await publisher.send(CLEARED)  # shows the gap
+    await until(lambda: stream.counts.batches == publisher.next_number, "the gap filled")
+
+    late = stream_from(stream.source)
+    late.turns = stream.turns
+    num_asked = len(publisher.asked_from)
+    context = Context()
+    task = asyncio.create_task(late.run(context))
+    await until(lambda: places._waiters, "the whole replay to wait")
+    assert 0 not in publisher.asked_from[num_asked:]
+    places.release()
+    await until(lambda: late.is_synced, "its turn")
+    assert late.counts.batches == publisher.next_number
+    assert not places.locked(), "given back"
+    task.cancel()
+    await asyncio.wait([task])
+    context.destroy(linger=0)

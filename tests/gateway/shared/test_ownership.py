@@ -1,5 +1,7 @@
 """Which gateway follows which replica: claims, releases, and what happens when tables are lost."""
 
+import pytest
+
 from gateway.replicas.replica import Told
 from gateway.shared.ownership import (
     CLAIM_AFTER_S,
@@ -19,8 +21,9 @@ from routing.types import ReplicaId
 R = [ReplicaId(f"r{n}") for n in range(8)]
 
 
-def table(rows, version=b"1"):
-    return Table(version, 100, {R[n]: Row(life, owner) for n, (life, owner) in rows.items()})
+def table(rows, version=b"1", high_water=100):
+    rows = {R[n]: Row(life, owner) for n, (life, owner) in rows.items()}
+    return Table(version, high_water, rows)
 
 
 def heard(me, rows, others=(), known=R[:1], now=10.0, since=0.0):
@@ -42,8 +45,11 @@ def claims(ownership, known=R[:1], now=10.0):
     return [order.replica for order in orders(ownership, known, now=now) if order.verb == "claim"]
 
 
-def test_a_gateway_alone_claims_a_free_replica_at_once():
-    assert orders(heard("a", {})) == [Order("claim", R[0])]
+def test_a_gateway_that_hears_nobody_else_claims_a_free_replica_a_moment_later():
+    """Right after the loss of a database whoever is heard first hears nobody."""
+    ownership = heard("a", {}, now=0.0)
+    assert claims(ownership, now=CLAIM_AFTER_S - 0.01) == []
+    assert claims(ownership, now=CLAIM_AFTER_S) == R[:1]
 
 
 def test_a_replica_of_a_gateway_that_is_there_is_left_alone():
@@ -98,9 +104,26 @@ def test_a_new_life_is_asked_for_until_it_is_there():
     assert ownership.begin_anew(R[0])
     assert orders(ownership) == orders(ownership) == [Order("claim", R[0])]
     assert ownership.is_ending(R[0])
-    ownership.hear(table({0: (6, "a")}, b"2"), (), R[:1], 10.1)
+    ownership.hear(table({0: (101, "a")}, b"2", 101), (), R[:1], 10.1)
     assert not ownership.is_ending(R[0])
     assert orders(ownership) == []
+
+
+@pytest.mark.parametrize("before", [(50, "b"), (60, "a"), (40, "-"), None])
+def test_a_life_of_ours_that_was_given_out_before_is_begun_anew(before):
+    """The server came back with what it had saved, when this life was ours."""
+    ownership = heard("a", {0: before} if before else {}, others="b")
+    ownership.hear(table({0: (40, "a")}, b"2"), {"b"}, R[:1], 10.1)
+    assert ownership.is_ending(R[0])
+    assert orders(ownership, now=10.1) == [Order("claim", R[0])]
+    ownership.hear(table({0: (101, "a")}, b"3", 101), {"b"}, R[:1], 10.2)
+    assert not ownership.is_ending(R[0])
+
+
+def test_a_life_of_ours_goes_on_whatever_else_changes_in_the_table():
+    ownership = heard("a", {0: (40, "a")}, others="b")
+    ownership.hear(table({0: (40, "a"), 1: (101, "b")}, b"2", 101), {"b"}, R[:1], 10.1)
+    assert not ownership.is_ending(R[0])
 
 
 def test_nobody_but_the_owner_begins_a_new_life():
@@ -186,4 +209,4 @@ def test_a_gateway_that_leaves_lets_go_of_its_own():
 
 def test_one_tick_orders_only_so_much():
     known = [ReplicaId(str(n)) for n in range(MAX_ORDERS + 50)]
-    assert len(orders(Ownership("a"), known)) == MAX_ORDERS
+    assert len(orders(heard("a", {}, known=known), known)) == MAX_ORDERS

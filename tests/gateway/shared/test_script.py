@@ -2,12 +2,14 @@
 
 import pytest
 
+from gateway.redis.layout import exchange_keys
 from gateway.redis.scripts import load_script
 from gateway.shared.table import read_stamped, read_table
 from tests.support.redis_servers import RedisServer, cluster_url, free_port, valkey_binary
+from tests.support.replicas import until
 
 SCRIPT = load_script("gateway.shared", "lua/exchange.lua", writes=True)
-KEYS = [b"{ns}:gateways", b"{ns}:lives", b"{ns}:holds"]
+KEYS = exchange_keys("ns")
 LEASE_MS = 2500
 
 
@@ -146,8 +148,8 @@ async def test_no_life_number_comes_twice(both, wiped):
     if wiped:
         a.link.server.wipe()
     else:  # a fail-over to a replica that had not seen the last claims
-        a.link.server.command("HSET", "{ns}:lives", "life", 5)
-        a.link.server.command("HDEL", "{ns}:lives", *[f"r:r{n}" for n in range(100)])
+        a.link.server.command("HSET", "{ns}:1:lives", "life", 5)
+        a.link.server.command("HDEL", "{ns}:1:lives", *[f"r:r{n}" for n in range(100)])
     await b.tick(("claim", "r0"))
     assert b.row("r0")[0] > highest
 
@@ -156,6 +158,23 @@ async def test_life_numbers_fit_32_bits(both):
     a, _ = both
     await a.tick(("claim", "r0"))
     assert a.row("r0")[0] < 2**32
+
+
+async def test_no_version_comes_twice_after_a_server_came_back_with_an_old_one(both):
+    a, b = both
+    await a.tick(("claim", "r0"), ("hold", "r0", 0, "0 x"))
+    await b.tick()
+    seen = [int(version) for version in b.versions]
+
+    async def is_later():
+        return (await a.tick()).now_ms > max(seen)
+
+    await until(is_later, "a millisecond")
+    for key, version in zip(KEYS[1:], seen, strict=True):
+        a.link.server.command("HSET", key, "v", version - 1)
+    await a.tick(("claim", "r1"), ("hold", "r1", 0, "0 x"))
+    await b.tick()
+    assert b.shown == (True, True)
 
 
 async def test_a_wiped_database_shows_as_empty_tables(both):
@@ -215,7 +234,7 @@ async def test_tables_are_bounded(both):
     a, _ = both
     server = a.link.server
     rows = [part for n in range(4096) for part in (f"r:r{n}", f"{n} gone -")]
-    server.command("HSET", "{ns}:lives", *rows)
+    server.command("HSET", "{ns}:1:lives", *rows)
     # By when they were said: h0 is the oldest.
     holds = [part for n in range(4096) for part in (f"r:h{n}", f"{1_700_000_000_000 + n:013}x")]
     server.command("HSET", "{ns}:holds", *holds)

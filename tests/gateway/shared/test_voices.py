@@ -11,6 +11,7 @@ from gateway.replicas.registry import Registry, Replica, ReplicaState
 from gateway.replicas.state import ELSEWHERE
 from gateway.shared.division import SharedDivision
 from gateway.shared.ejections import Ejections
+from gateway.shared.hearing import Hearing
 from gateway.shared.holds import Holds
 from gateway.shared.lives import LEASE_MARGIN_S, LEASE_S, SharedLives
 from gateway.shared.ownership import Ownership
@@ -18,6 +19,7 @@ from gateway.shared.rates import Rates
 from gateway.shared.table import Row, Table, decode_told, read_table
 from gateway.shared.word import SILENCE, Word, decode_word, encode_word
 from routing.types import ReplicaId
+from tests.support.redis_servers import LogLines
 
 R0, R1 = ReplicaId("r0"), ReplicaId("r1")
 
@@ -66,6 +68,16 @@ def test_what_cannot_be_read_is_silence(text):
 def test_a_word_of_a_version_that_tells_more_or_less_is_read_as_far_as_it_goes():
     assert decode_word(b"\x91\x81\xa2r0\x93\x01\x00\x00").loads == {"r0": (1, 0, 0)}
     assert decode_word(b"\x96\x80\x80\x80\x90\x80\xc0") == SILENCE
+
+
+def test_a_gateway_whose_word_cannot_be_read_is_told_once():
+    log = LogLines()
+    hearing, good = Hearing(log), encode_word(Word(wants=("r2",)))
+    for text in (b"\xc1", b"", b"\xc1", good, b"\xc1"):
+        words = hearing.read([b"b", 50, text, b"c", 0, encode_word(Word())], 10.0)
+        assert words == {"b": (9.95, decode_word(text)), "c": (10.0, Word())}
+    told = [(line["event"], line["gateway"]) for line in log.lines]
+    assert told == [("gateway_unreadable", "b")] * 2, "and again when it could be read meanwhile"
 
 
 @pytest.mark.parametrize("text", ["", "-", "1 0", "x y z"])
@@ -209,6 +221,35 @@ def test_what_was_said_is_brought_again_when_the_table_is_lost(registry, now):
     assert holds.orders()[0].text == orders[0].text
 
 
+@pytest.mark.parametrize("later", ["held", "not held"])
+def test_a_server_that_comes_back_with_an_earlier_word_is_told_the_later_one(registry, now, later):
+    holds = Holds(registry, now)
+    cordoned, free = b'["cordoned","","b",0,null]', b'["","","",0,null]'
+    words = (free, cordoned) if later == "held" else (cordoned, free)
+    for ms, text in zip((90_000, 95_000), words, strict=True):
+        holds.hear({R0: (ms, text)}, 100_000, now.time)
+    rows = {R0: (90_000, words[0])}
+    holds.hear(rows, 101_000, now.time)
+    assert (registry[R0].hold is not None) == (later == "held")
+    put(rows, holds.orders(), 101_000)
+    assert rows[R0][0] > 95_000
+    assert (b"cordoned" in rows[R0][1]) == (later == "held")
+
+
+def test_a_word_that_another_one_brought_again_a_moment_earlier_is_not_brought_twice(registry, now):
+    holds = Holds(registry, now)
+    text = b'["cordoned","","b",0,null]'
+    holds.hear({R0: (90_000, text)}, 100_000, now.time)
+    holds.hear({R0: (89_998, text)}, 100_000, now.time)
+    assert holds.orders() == []
+
+
+def test_a_word_of_a_release_that_says_more_is_read_as_far_as_it_goes(registry, now):
+    text = b'["cordoned","ticket 12","b",0,0.5,"more",{"and":"more"}]'
+    Holds(registry, now).hear({R0: (90_000, text)}, 100_000, now.time)
+    assert (registry[R0].state, registry[R0].weight) == (ReplicaState.CORDONED, 0.5)
+
+
 def test_what_was_said_again_meanwhile_is_brought_too(registry, now):
     holds = Holds(registry, now)
     registry.hold(R0, ReplicaState.CORDONED, "one")
@@ -314,9 +355,10 @@ def shared(now):
     return ownership, SharedLives(ownership, now)
 
 
-def hear(shared, rows, others=(), asked_at=100.0, version=b"1"):
+def hear(shared, rows, others=(), asked_at=100.0, version=b"1", high_water=50):
     ownership, lives = shared
-    table = Table(version, 50, {r: Row(life, owner) for r, (life, owner) in rows.items()})
+    rows = {r: Row(life, owner) for r, (life, owner) in rows.items()}
+    table = Table(version, high_water, rows)
     ownership.hear(table, others, [R0, R1], asked_at)
     lives.heard(asked_at)
 
@@ -348,9 +390,23 @@ def test_a_life_that_ends_counts_no_longer_and_the_next_one_is_written(shared):
     lives.renew(R0)
     assert (lives.owned(R0), lives.life_of(R0), lives.replica_of(7)) == (None, None, None)
     assert (len(woken), lives.version) == (1, before + 1)
-    hear(shared, {R0: (9, "a")}, version=b"2")
-    assert (lives.owned(R0), lives.life_of(R0), lives.replica_of(7)) == (9, 9, None)
+    hear(shared, {R0: (51, "a")}, version=b"2", high_water=51)
+    assert (lives.owned(R0), lives.life_of(R0), lives.replica_of(7)) == (51, 51, None)
     assert lives.version == before + 2
+
+
+@pytest.mark.parametrize(
+    ("step_s", "ends"), [(3600.0, True), (-11.0, True), (11.0, True), (9.0, False), (-9.0, False)]
+)
+def test_where_the_servers_clock_jumps_our_lives_are_begun_anew(shared, step_s, ends):
+    """What Redis kept may have come to its end, or predictions that were over count again."""
+    hear(shared, {R0: (7, "a"), R1: (8, "b")}, others="b")
+    ownership, lives = shared
+    lives.hear_clock(1000.0)
+    lives.hear_clock(1000.2)
+    assert not ownership.is_ending(R0)
+    lives.hear_clock(1000.2 + step_s)
+    assert (ownership.is_ending(R0), ownership.is_ending(R1)) == (ends, False)
 
 
 def test_a_replica_of_another_gateway_gets_no_new_life_from_us(shared):

@@ -70,3 +70,9 @@ def test_a_reload_that_changed_something_anywhere_says_what():
     told = merged([unchanged, applied])
     assert (told["result"], told["changes"]) == ("applied", ["x"])
     assert told["workers"] == ["unchanged", "applied"]
+
+
+def test_what_was_forgotten_of_pools_adds_up():
+    parts = [{"m": 3}, {"m": 4, "n": 1}]
+    told = merged([{"tier": "L2", "flushed": part} for part in parts])
+    assert told == {"tier": "L2", "flushed": {"m": 7, "n": 1}}
