@@ -115,7 +115,7 @@ measure-scale: $(STAMP)  ## what 300 replicas cost an idle gateway (REPLICAS=300
 measure-events: $(STAMP)  ## what KV events cost: speed, memory, and the requests beside them (REPLICAS=8 BLOCKS=25600)
 	@$(PY) -m loadtests.events $(if $(REPLICAS),--replicas "$(REPLICAS)") $(if $(BLOCKS),--blocks "$(BLOCKS)")
 
-measure-fleet: $(STAMP)  ## four gateways that share a Redis against one, the demo's traffic (GATEWAYS=4 ROUNDS=2 SECONDS_EACH=30)
+measure-fleet: $(STAMP)  ## four gateways that share a Redis against one, the demo's traffic (GATEWAYS=4 ROUNDS=4 SECONDS_EACH=30)
 	@$(PY) -m loadtests.fleet $(if $(GATEWAYS),--gateways "$(GATEWAYS)") $(if $(ROUNDS),--rounds "$(ROUNDS)") \
 	  $(if $(SECONDS_EACH),--seconds "$(SECONDS_EACH)")
 

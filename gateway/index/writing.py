@@ -95,7 +95,7 @@ class Writer:
         self._untrue: set[ReplicaId] = set()
         self._renewed_at: dict[ReplicaId, float] = {}
         self._refills: list[tuple[dict[ReplicaId, int], Iterator[BlockKey]]] = []
-        self._num_losses = link.num_losses
+        self._num_met = link.num_met
         self._checked_version: int | None = None
         self._anchors: Iterator[BlockKey] = iter(())
         self._anchors_renewed_at = now()
@@ -191,8 +191,8 @@ class Writer:
 
     def _check_lives(self) -> None:
         """Begin to write in lives that are new, and end those that are not true any more."""
-        if self._link.num_losses != self._num_losses:
-            self._num_losses = self._link.num_losses
+        if self._link.num_met != self._num_met:
+            self._num_met = self._link.num_met
             self._untrue.update(self._life_by_replica)
         if self._untrue and self._link.state in (LinkState.UP, LinkState.SLOW):
             self._end_untrue()

@@ -68,9 +68,10 @@ class RedisLink:
         )
         self.is_cluster = kind is Kind.CLUSTER
         self.namespace = namespace
-        self.num_losses = 0
-        """How often a server was lost, or took no writes any more. The next one may be a replica
-        that was behind, or the same with what it saved before: what was acknowledged is undone."""
+        self._run_id_by_node: dict[Node | None, str | None] = {}
+        self.num_met = 0
+        """Runs of servers that were met so far. The next one may be a replica that was behind, or
+        the same server with what it saved before: what was acknowledged is undone."""
 
     @property
     def state(self) -> LinkState:
@@ -212,16 +213,24 @@ class RedisLink:
         name = str(found or self._dialing.address.endpoints[0])
         say = self._log.info if state is LinkState.UP else self._log.warning
         say("redis_state", node=name, state=state.value, reason=reason)
-        if state in (LinkState.DOWN, LinkState.READ_ONLY):
-            self.num_losses += 1
         if self._name_by_node.get(node) != name:  # the sentinels name another server now
             self._forget(node)
             self._name_by_node[node] = name
+        if node is not None and state is not LinkState.DOWN:
+            self._meet(node)
         for each in LinkState:
             self._metrics.state.labels(name, each.value).set(each is state)
 
+    def _meet(self, node: Node) -> None:
+        """Count a server that is not known to be the one that was there before."""
+        known = self._run_id_by_node.get(node)
+        if known is None or known != node.run_id:
+            self.num_met += 1
+        self._run_id_by_node[node] = node.run_id
+
     def _forget(self, node: Node | None) -> None:
         """Drop the gauge of a server that is not asked any more."""
+        self._run_id_by_node.pop(node, None)
         name = self._name_by_node.pop(node, None)
         if name is not None:
             for each in LinkState:

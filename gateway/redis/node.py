@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -110,6 +111,9 @@ class Node:
         self._told_reason = ""
         self.endpoint: Endpoint | None = None
         """Where it was found last."""
+        self.run_id: str | None = None
+        """Of the server's process that was found there. None where it does not say, and of a
+        replica: its data is another server's, also once it is a primary again."""
 
     @property
     def state(self) -> LinkState:
@@ -141,6 +145,8 @@ class Node:
             # Scripts report what a command inside them was told behind a word of their own.
             if any(code in str(reply) for code in WRITE_REFUSALS):
                 self._refuses_writes = True
+                if "READONLY" in str(reply):
+                    self.run_id = None
                 self._tell(reply.reason)
             elif reply.code in ("LOADING", "MASTERDOWN", "NOAUTH"):
                 self._drop(reply.reason)
@@ -214,6 +220,7 @@ class Node:
             lanes.append(await self._dialing.dial(endpoint, self._lost))
             async with asyncio.timeout(self._dialing.reply_timeout_s):
                 await ask(lanes[0], "PING")
+                run_id = await _run_id(lanes[0])
                 refused = await _why_no_writes(lanes[1], self._probe_key())
         except TimeoutError:
             _close_all(lanes)
@@ -231,6 +238,7 @@ class Node:
         old = [lane for lane in (self._fast, self._bulk) if lane is not None]
         self._fast, self._bulk = lanes
         self.endpoint, self._refuses_writes = endpoint, refused is not None
+        self.run_id = None if refused is not None and refused.code == "READONLY" else run_id
         _close_all(old)
         if refused:
             raise refused
@@ -274,6 +282,15 @@ class Node:
             self._on_change(self, state, reason)
         if state is not LinkState.UP:
             self._trouble.set()
+
+
+async def _run_id(connection: Connection) -> str | None:
+    try:
+        told = await ask(connection, "INFO", "server")
+    except CallRefused:  # not allowed to ask
+        return None
+    found = re.search(rb"^run_id:(\w+)", told, re.MULTILINE)
+    return found[1].decode() if found else None
 
 
 async def _why_no_writes(connection: Connection, key: str) -> CallRefused | None:

@@ -26,8 +26,8 @@ from loadtests.workloads import made
 
 DEFAULT_GATEWAYS: Final = 4
 # One pass is some 400 requests, whose mean TTFT varies by a tenth from pass to pass: the same
-# traffic meets other moments. Two passes each, taken in turns, halve that.
-DEFAULT_ROUNDS: Final = 2
+# traffic meets other moments. Four passes each, taken in turns, halve that.
+DEFAULT_ROUNDS: Final = 4
 DEFAULT_SECONDS: Final = 30.0
 DEFAULT_SEED: Final = 1
 _TABLE_WIDTH: Final = 110

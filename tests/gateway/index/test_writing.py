@@ -31,7 +31,7 @@ def chain(count, name="p"):
 class Server:
     """Stands in for the link: replies as it is told to, one turn of the loop later."""
 
-    namespace, is_cluster, state, num_losses = "ns", False, LinkState.UP, 0
+    namespace, is_cluster, state, num_met = "ns", False, LinkState.UP, 0
 
     def __init__(self):
         self.calls = []
