@@ -16,7 +16,7 @@ from gateway.config.models import GatewayConfig
 from gateway.errors import ResponseNotFound
 from gateway.index.base import PrefixIndex
 from gateway.l2.asking import SharedQuestion, credit_shared
-from gateway.models import Model, Models
+from gateway.models import Models
 from gateway.observability.record import RequestRecord
 from gateway.placement import Asked, KeysByBlockSize, Placement, Placer, hash_specs
 from gateway.prompt.body import BodyKind, RequestBody, read_body, splice_cache_salt
@@ -25,7 +25,7 @@ from gateway.prompt.json import PIECE_BYTES
 from gateway.proxy.headers import first
 from gateway.proxy.relay import Relay
 from gateway.proxy.sampling import asks_usage, takes_report, with_report, with_usage
-from gateway.replicas.registry import Registry, Replica
+from gateway.replicas.registry import Registry
 from gateway.rules import Wanted
 from gateway.shared.pace import Pace
 from gateway.sharing import Sharing
@@ -77,21 +77,14 @@ class Pipeline:
         if endpoint.kind is None:
             placed = self.placer.follow(await self._holder(endpoint.response_id))
         else:
-            if len(request.body) <= INLINE_JSON_BYTES:
-                body = self.read(request, endpoint.kind)
-            else:
-                body = await asyncio.to_thread(self.read, request, endpoint.kind)
-            request.caller.check_model(body.model)
-            request, body = self.isolate(request, body)
-            home_id = await self.relay.stored.home(request.headers, body.continued)
-            asked = await self.ask(request, body, record, home_id)
+            request, asked = await self.understand(request, endpoint.kind, record)
             if asked.choice.model.forward_token_ids:
                 request = await self._with_token_ids(request, asked)
-            placed = self.placer.place(asked, self._home(home_id, asked.choice.model))
+            placed = self.placer.place(asked)
             if self.pace is not None:
                 self.pace.tell()
             record.decided(placed.decision, self.now())
-            request = self._asking(request, body, placed.lease.replica, record)
+            request = self._asking(request, asked.prompt.body, placed.lease.replica, record)
         await self.relay.forward(request, placed, client, record)
 
     async def foresee(
@@ -104,12 +97,24 @@ class Pipeline:
         """
         if endpoint.kind is None:
             return Placement(await self._holder(endpoint.response_id))
-        body = await asyncio.to_thread(self.read, request, endpoint.kind)
+        _, asked = await self.understand(request, endpoint.kind, record)
+        return self.placer.choose(asked)
+
+    async def understand(
+        self, request: ClientRequest, kind: BodyKind, record: RequestRecord
+    ) -> tuple[ClientRequest, Asked]:
+        """Return a request as a replica of its tenant gets it, and what a decision needs of it.
+
+        Raises:
+            GatewayError: It cannot be routed, or its caller may not ask for that.
+        """
+        if len(request.body) <= INLINE_JSON_BYTES:
+            body = self.read(request, kind)
+        else:
+            body = await asyncio.to_thread(self.read, request, kind)
         request.caller.check_model(body.model)
         request, body = self.isolate(request, body)
-        home_id = await self.relay.stored.home(request.headers, body.continued)
-        asked = await self.ask(request, body, record, home_id)
-        return self.placer.choose(asked, self._home(home_id, asked.choice.model))
+        return request, await self.ask(request, body, record)
 
     async def _with_token_ids(self, request: ClientRequest, asked: Asked) -> ClientRequest:
         """Give a request its token ids, where every replica that may get it runs them."""
@@ -164,33 +169,16 @@ class Pipeline:
             request = replace(request, body=with_report(request.body))
         return request
 
-    def _home(self, home_id: ReplicaId | None, model: Model) -> Replica | None:
-        """Return the replica that has what a request goes on with, unless it is leaving or ill."""
-        home = self.registry.get(home_id or ReplicaId(""))
-        if home is None or home.model_key != model.key or not home.keeps_sessions:
-            return None
-        return home
-
-    async def ask(
-        self,
-        request: ClientRequest,
-        body: RequestBody,
-        record: RequestRecord,
-        home_id: ReplicaId | None = None,
-    ) -> Asked:
-        """Gather what a decision needs: the pool, its route, token ids, block keys and matches.
-
-        Args:
-            request: Its path and headers count.
-            body: What of it is read.
-            record: Of the request.
-            home_id: Who has what it goes on with.
+    async def ask(self, request: ClientRequest, body: RequestBody, record: RequestRecord) -> Asked:
+        """Gather what a decision needs: home, pool, route, token ids, block keys and matches.
 
         Raises:
             ModelNotFound: Nobody serves the model.
         """
         wanted = Wanted(body.model, request.path, request.headers, request.caller.name)
-        choice = self.sharing.choose(self.models.offer(wanted), request.headers, home_id)
+        offer = self.models.offer(wanted)
+        home_id = await self.relay.stored.home(request.headers, body.continued)
+        choice = self.sharing.choose(offer, request.headers, home_id)
         model, route = choice.model, choice.route
         record.asked(choice, body.stream, self.now())
         specs: Sequence[HashSpec] = ()
@@ -212,7 +200,7 @@ class Pipeline:
             shared_tokens = 0 if prefix is None else prefix.num_tokens
         record.looked_up(matches, self.now())
         session = route.session(request.headers)
-        return Asked(choice, prompt, session, keys, matches, shared_tokens)
+        return Asked(choice, prompt, session, keys, matches, shared_tokens, home_id)
 
     async def _look_up(
         self, keys: KeysByBlockSize, record: RequestRecord

@@ -46,6 +46,7 @@ class Asked:
         matches: What the index says of them.
         shared_tokens: Leading tokens of the prompt that the model's pool holds, as far as its own
             look-up says: what is left of a match whose replica is not believed.
+        home_id: Who has what the request goes on with; None for nobody known.
     """
 
     choice: Choice
@@ -54,6 +55,7 @@ class Asked:
     keys_by_block_size: KeysByBlockSize
     matches: Mapping[ReplicaId, PrefixMatch]
     shared_tokens: int = 0
+    home_id: ReplicaId | None = None
 
 
 @value
@@ -159,17 +161,13 @@ class Placer:
         self.rng = rng
         self._now = now
 
-    def choose(self, asked: Asked, home: Replica | None = None) -> Placement:
+    def choose(self, asked: Asked) -> Placement:
         """Say where a request would go now, and change nothing.
 
-        Args:
-            asked: What is known about the request.
-            home: Has its session's state, and so comes first; the decision says who is next.
-
         Raises:
-            NoEligibleReplica: As `decide`, and the session has no home.
+            NoEligibleReplica: As `decide`, and the request has no home.
         """
-        home_id = home.replica_id if home is not None else None
+        home_id = self._home_id(asked)
         try:
             decision = self.decide(asked)
         except NoEligibleReplica:
@@ -206,23 +204,19 @@ class Placer:
         query = _query(asked, replicas, self._loads.num_gateways)
         return asked.choice.route.router.decide(query, candidates, self.rng)
 
-    def place(self, asked: Asked, home: Replica | None = None) -> Placed:
+    def place(self, asked: Asked) -> Placed:
         """Decide, and book the request on the chosen replica in the same step.
-
-        Args:
-            asked: As `choose`.
-            home: As `choose`.
 
         Raises:
             NoEligibleReplica: As `choose`.
         """
-        placement = self.choose(asked, home)
+        placement = self.choose(asked)
         if placement.decision is None:
             return self.follow(placement.replica)
         asked.choice.model.num_routed += 1
         asked.choice.model.turn_by_policy[asked.choice.route.name] += 1
         # No wait since the decision: the chosen one is there.
-        replica = home or self._registry[placement.replica]
+        replica = self._registry[placement.replica]
         placed = Placed(self._book_asked(asked, replica), asked, placement.decision)
         placed.home = placement.home
         placed.prediction = self._predict(asked, replica)
@@ -245,6 +239,13 @@ class Placer:
         if placed.prediction is not None:
             self._index.withdraw(placed.prediction)
             placed.prediction = None
+
+    def _home_id(self, asked: Asked) -> ReplicaId | None:
+        """Return the replica that comes first whatever its load, unless it is leaving or ill."""
+        home = self._registry.get(asked.home_id or ReplicaId(""))
+        if home is None or home.model_key != asked.choice.model.key or not home.keeps_sessions:
+            return None
+        return home.replica_id
 
     def _believed(self, asked: Asked) -> Mapping[ReplicaId, PrefixMatch]:
         """Return the matches that a decision may count on."""

@@ -115,12 +115,16 @@ async def test_e118_a_flood_for_a_minute_costs_bounded_memory_and_is_made_up_for
             publisher.stdin.write(b"go\n")
         flood_s = await chats(gateway, FLOOD_S)
         sent = [json.loads(await pub.stdout.readline())["sent"] for pub, _ in publishers]
-        peak = process.peak_bytes()
+        peak, ended = process.peak_bytes(), time.monotonic()
 
         async def caught_up():
             return all([await blocks(gateway, LAST, replica) for replica in replicas])
 
         await until(caught_up, "the last block", CATCH_UP_S)
+        print(
+            f"grown by {(peak - base) / 1e6:.0f} MB, caught up {time.monotonic() - ended:.1f} s after "
+            f"the end, p99 {1e3 * quiet_s:.0f} ms before and {1e3 * flood_s:.0f} ms meanwhile"
+        )
         for replica, num_sent in zip(replicas, sent, strict=True):
             newest = num_sent - 2
             for sequence in range(SEQUENCES):
