@@ -55,7 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="run the gateway")
-    serve.add_argument("--config", metavar="FILE", help="configuration, YAML")
+    serve.add_argument("file", metavar="FILE", nargs="?", help="configuration, YAML")
+    serve.add_argument("--config", metavar="FILE", help="the same")
     serve.add_argument(
         "--replica", metavar="URL", action="append", help="http://HOST:PORT, repeat for more"
     )
@@ -126,6 +127,10 @@ def _serve(given: argparse.Namespace) -> int:
 
 def _config(given: argparse.Namespace) -> GatewayConfig:
     flags = ("tokenizer", "policy", "host", "port", "admin_port")
+    if given.file is not None:
+        if given.config is not None:
+            _usage("FILE and --config exclude each other")
+        given.config = given.file
     if given.config is not None:
         clashing = [name for name in ("replica", *flags) if getattr(given, name) is not None]
         if clashing:

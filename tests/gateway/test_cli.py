@@ -28,6 +28,10 @@ def run(*arguments):
     [
         (["serve"], "warmroute serve: give --config FILE, or --replica URL once or more"),
         (
+            ["serve", "x.yaml", "--config", "x.yaml"],
+            "warmroute serve: FILE and --config exclude each other",
+        ),
+        (
             ["serve", "--config", "x.yaml", "--replica", "http://a:1"],
             "warmroute serve: --config and --replica exclude each other",
         ),
@@ -40,6 +44,7 @@ def run(*arguments):
             "--replica: must be http://HOST:PORT or https://HOST:PORT, got 'foo'",
         ),
         (["serve", "--config", "/nowhere.yaml"], "/nowhere.yaml"),
+        (["serve", "/nowhere.yaml"], "/nowhere.yaml"),
         (["serve", "--config", "/nowhere.yaml", "--workers", "2"], "/nowhere.yaml"),
     ],
 )
