@@ -83,7 +83,7 @@ class Pipeline:
             placed = self.placer.place(asked)
             if self.pace is not None:
                 self.pace.tell()
-            record.decided(placed.decision, self.now())
+            record.decided(placed.placement.decision, self.now())
             request = self._asking(request, asked.prompt.body, placed.lease.replica, record)
         await self.relay.forward(request, placed, client, record)
 

@@ -77,12 +77,10 @@ class Placement:
     @property
     def order(self) -> list[ReplicaId]:
         """Replicas to try, in order."""
-        return [self.replica] if self.decision is None else _order(self.decision, self.home)
-
-
-def _order(decision: Decision, home: ReplicaId | None) -> list[ReplicaId]:
-    order = decision.order
-    return order if home is None else [home, *(other for other in order if other != home)]
+        if self.decision is None:
+            return [self.replica]
+        order, home = self.decision.order, self.home
+        return order if home is None else [home, *(other for other in order if other != home)]
 
 
 def hash_specs(registry: Registry, model: Model, lora: str, cache_salt: str) -> list[HashSpec]:
@@ -96,16 +94,12 @@ class Placed:
     """A request with its lease, which moves when another replica is tried.
 
     Attributes:
-        asked: What the decision knew; None for a request that only one replica can answer.
-        decision: None likewise.
-        home: The replica that opened the request's session: tried first, whatever its load.
+        placement: Where it was to go first.
         prediction: What the index expects of the replica that has the lease since then.
     """
 
     lease: Lease
-    asked: Asked | None = None
-    decision: Decision | None = None
-    home: ReplicaId | None = None
+    placement: Placement
     prediction: Prediction | None = None
 
     def at(self, position: int) -> ReplicaId | None:
@@ -113,21 +107,21 @@ class Placed:
 
         The order beyond the first is worked out when it is asked for, which is nearly never.
         """
-        if self.decision is None:
-            return self.lease.replica if position == 0 else None
         if position == 0:
-            return self.home or self.decision.replica
-        order = _order(self.decision, self.home)
+            return self.placement.replica
+        order = self.placement.order
         return order[position] if position < len(order) else None
 
     @property
     def match(self) -> PrefixMatch:
         """What the replica that has the lease is expected to hold."""
-        return NO_MATCH if self.decision is None else self.decision.match_of(self.lease.replica)
+        decision = self.placement.decision
+        return NO_MATCH if decision is None else decision.match_of(self.lease.replica)
 
     def is_under_cap(self, replica: ReplicaId) -> bool:
         """Return whether a candidate may take one more request under its load cap."""
-        return self.decision is not None and not self.decision.ranked_of(replica).over_cap
+        decision = self.placement.decision
+        return decision is not None and not decision.ranked_of(replica).over_cap
 
 
 class Placer:
@@ -217,22 +211,22 @@ class Placer:
         asked.choice.model.turn_by_policy[asked.choice.route.name] += 1
         # No wait since the decision: the chosen one is there.
         replica = self._registry[placement.replica]
-        placed = Placed(self._book_asked(asked, replica), asked, placement.decision)
-        placed.home = placement.home
-        placed.prediction = self._predict(asked, replica)
-        return placed
+        lease = self._book_asked(asked, replica)
+        return Placed(lease, placement, self._predict(asked, replica))
 
     def follow(self, replica_id: ReplicaId) -> Placed:
         """Book a request that only this replica can answer, whatever its load."""
-        return Placed(self._book.begin(replica_id, 0.0, 0, self._now()))
+        lease = self._book.begin(replica_id, 0.0, 0, self._now())
+        return Placed(lease, Placement(replica_id))
 
     def move(self, placed: Placed, replica: Replica) -> None:
         """Move a request's lease to another replica; to the same one changes nothing."""
-        if replica.replica_id != placed.lease.replica and placed.asked is not None:
+        asked = placed.placement.asked
+        if replica.replica_id != placed.lease.replica and asked is not None:
             self._book.end(placed.lease)
             self.refused(placed)
-            placed.lease = self._book_asked(placed.asked, replica)
-            placed.prediction = self._predict(placed.asked, replica)
+            placed.lease = self._book_asked(asked, replica)
+            placed.prediction = self._predict(asked, replica)
 
     def refused(self, placed: Placed) -> None:
         """Take back what a request made the index expect: its replica did not run it."""

@@ -39,7 +39,7 @@ from gateway.proxy.transport import Deadlines, Transport, UpstreamRequest, Upstr
 from gateway.replicas.registry import MAX_BUSY_S, Registry, Replica, ReplicaState
 from gateway.stored import Notes, Stored
 from routing.load import LoadBook
-from routing.types import Decision, PrefixMatch, ReplicaId
+from routing.types import PrefixMatch, ReplicaId
 
 # What a gateway between us and the engine says of an engine that failed it.
 _FAILED_STATUSES = frozenset({502, 504})
@@ -266,14 +266,14 @@ def _retry_after_s(headers: Sequence[Header]) -> float:
 
 
 def _decision_headers(placed: Placed) -> list[Header]:
-    decision: Decision | None = placed.decision
+    decision, asked = placed.placement.decision, placed.placement.asked
     headers: list[Header] = [(b"x-warmroute-replica", placed.lease.replica.encode())]
-    if decision is None or placed.asked is None:
+    if decision is None or asked is None:
         return headers
-    headers += _choice_headers(placed.asked.choice)
+    headers += _choice_headers(asked.choice)
     match = placed.match
     reason = b"retry" if placed.lease.replica != decision.replica else decision.reason.encode()
-    if placed.lease.replica == placed.home:
+    if placed.lease.replica == placed.placement.home:
         reason = b"session"
     return [
         *headers,
@@ -281,7 +281,7 @@ def _decision_headers(placed: Placed) -> list[Header]:
         (b"x-warmroute-reason", reason),
         (b"x-warmroute-tier", (match.deepest_tier or "none").encode()),
         (b"x-warmroute-matched-tokens", str(match.total_tokens).encode()),
-        *_tier_headers(placed.asked, match),
+        *_tier_headers(asked, match),
     ]
 
 
