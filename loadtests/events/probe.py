@@ -2,19 +2,18 @@
 
 import http.client
 import json
-import threading
 import time
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 from urllib.parse import urlsplit
 
 from loadtests.events.upstream import MODEL
+from loadtests.repeating import Repeating
 
 _INTERVAL_S: Final = 0.005
 _TIMEOUT_S: Final = 10.0
 
 
-class Probe:
+class Probe(Repeating):
     """A context manager: requests run in a thread as long as the block does.
 
     Args:
@@ -25,31 +24,16 @@ class Probe:
     """
 
     def __init__(self, url: str) -> None:
-        self._address = urlsplit(url)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._ask)
+        super().__init__(self._ask, _INTERVAL_S, "probe")
+        address = urlsplit(url)
+        host, port = address.hostname or "", address.port
+        self._connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+        prompt = list(range(256))
+        self._body = json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 1})
         self.took_s: list[float] = []
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
-
     def _ask(self) -> None:
-        host, port = self._address.hostname or "", self._address.port
-        connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
-        prompt = list(range(256))
-        body = json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 1})
-        while not self._stop.wait(_INTERVAL_S):
-            began = time.perf_counter()
-            connection.request("POST", "/v1/completions", body)
-            connection.getresponse().read()
-            self.took_s.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        self._connection.request("POST", "/v1/completions", self._body)
+        self._connection.getresponse().read()
+        self.took_s.append(time.perf_counter() - began)

@@ -1,13 +1,12 @@
 """Asks a listener whether it lives, again and again, as an orchestrator would."""
 
 import http.client
-import threading
 import time
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from loadtests.demo.figures import percentile
+from loadtests.repeating import Repeating
 
 _INTERVAL_S: Final = 0.1
 # Kubernetes waits 1 s by default; waiting longer shows how late a late answer is.
@@ -29,7 +28,7 @@ class Liveness:
     p99_s: float | None
 
 
-class Probes:
+class Probes(Repeating):
     """Probes `/livez` of one listener while the block runs, a fresh connection each time.
 
     Args:
@@ -37,37 +36,22 @@ class Probes:
     """
 
     def __init__(self, port: int) -> None:
+        super().__init__(self._probe, _INTERVAL_S, f"livez {port}")
         self._port = port
         self._answers_s: list[float] = []
         self._failed = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"livez {port}")
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
 
     def found(self) -> Liveness:
         """Return what was met; after the block."""
         p99_s = percentile(self._answers_s, 99) if self._answers_s else None
         return Liveness(len(self._answers_s), self._failed, p99_s)
 
-    def _run(self) -> None:
-        while not self._stop.wait(_INTERVAL_S):
-            started = time.monotonic()
-            if self._is_alive():
-                self._answers_s.append(time.monotonic() - started)
-            else:
-                self._failed += 1
+    def _probe(self) -> None:
+        started = time.monotonic()
+        if self._is_alive():
+            self._answers_s.append(time.monotonic() - started)
+        else:
+            self._failed += 1
 
     def _is_alive(self) -> bool:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_TIMEOUT_S)
