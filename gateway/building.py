@@ -96,7 +96,9 @@ class Tokenizers:
     async def need_absent_hub(self, models: Iterable[ModelConfig]) -> bool:
         """Return whether a tokenizer has to come from the hub, and that does not answer."""
         wanted = ((model.tokenizer, model.engine) for model in models if model.tokenizer)
-        unknown = (name for name, engine in wanted if not self._has(_format(name, engine)))
+        unknown = (
+            name for name, engine in wanted if _format(name, engine) not in self._loaded_by_format
+        )
         return any(map(is_hub_id, unknown)) and not await hub_answers()
 
     async def load(self, name: str, engine: EngineConfig, *, first: bool, offline: bool) -> Loaded:
@@ -141,9 +143,6 @@ class Tokenizers:
             self._loaded_by_format[which] = known = replace(loaded, files=files)
             self._log.info("tokenizer_loaded", tokenizer=name, **loaded.tokenizer.facts)
         return await run_apart(partial(known.for_engine, engine), "load")
-
-    def _has(self, which: _Format) -> bool:
-        return which in self._loaded_by_format
 
     def keep(self, names: Iterable[str]) -> None:
         """Drop those that no model uses any more: each takes hundreds of megabytes."""

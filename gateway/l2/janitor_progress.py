@@ -15,7 +15,7 @@ class Progress:
     """How far a round is; written by the thread that works, read by the one that watches.
 
     Attributes:
-        phase: `survey` or `sweep`.
+        phase: `survey`, `leftovers` or `sweep`.
         seen: Entries in this phase.
         total: Entries that this phase will see; 0 where it is not known yet.
         beats: Calls that came back, over all rounds: while it stands still the mount hangs.

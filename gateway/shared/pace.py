@@ -111,4 +111,4 @@ class Pace:
     def _most_s(self) -> float:
         if self._num_gateways == 1 or not self._is_busy:
             return INTERVAL_S
-        return min(INTERVAL_S, max(BUSY_INTERVAL_S, self._spent_s / MAX_SHARE))
+        return max(BUSY_INTERVAL_S, self._least_s())

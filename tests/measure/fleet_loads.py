@@ -12,8 +12,12 @@ from functools import partial
 
 from tests.support.fleet_simulation import BURSTS, CHATS, SHORT, Sharing, simulate
 
-TRAFFICS = {"13 chats a second": CHATS, "bursts of 100": BURSTS, "150 short ones": SHORT}
-SECONDS = {"13 chats a second": 60.0, "bursts of 100": 60.0, "150 short ones": 15.0}
+# Each with the seconds of a run.
+TRAFFICS = {
+    "13 chats a second": (CHATS, 60.0),
+    "bursts of 100": (BURSTS, 60.0),
+    "150 short ones": (SHORT, 15.0),
+}
 WAYS = {
     "nothing": Sharing(tick_s=None),
     "every 100 ms": Sharing(tick_s=0.1),
@@ -27,9 +31,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=40)
     runs = parser.parse_args().runs
     with ProcessPoolExecutor() as pool:
-        for name, traffic in TRAFFICS.items():
+        for name, (traffic, seconds) in TRAFFICS.items():
 
-            def found(sharing, traffic=traffic, seconds=SECONDS[name]):
+            def found(sharing, traffic=traffic, seconds=seconds):
                 return list(pool.map(partial(simulate, sharing, traffic, seconds), range(runs)))
 
             alone = found(Sharing(num_gateways=1, tick_s=None))
