@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from gateway.proxy.headers import Header, first
@@ -36,19 +36,23 @@ class Notes:
     __slots__ = ("_head", "_keep", "_replica", "reading")
 
     def __init__(
-        self, keep: Callable[[bytes, ReplicaId], None], replica: ReplicaId, *, reading: bool
+        self,
+        keep: Callable[[bytes, ReplicaId], Awaitable[None]],
+        replica: ReplicaId,
+        *,
+        reading: bool,
     ) -> None:
         self._keep = keep
         self._replica = replica
         self._head = b""
         self.reading = reading
 
-    def feed(self, piece: bytes) -> None:
-        """Take the next piece of the body."""
+    async def feed(self, piece: bytes) -> None:
+        """Take the next piece of the body, before the client gets it."""
         self._head += piece[:_LOOKED_AT_BYTES]
         found = _RESPONSE_ID.search(self._head[:_LOOKED_AT_BYTES])
         if found is not None:
-            self._keep(b"response " + found[1], self._replica)
+            await self._keep(b"response " + found[1], self._replica)
         # An answer of another kind shows its own id, or an error, within as many bytes.
         other = len(self._head) >= _ID_SHOWS_BYTES and b'"resp_' not in self._head
         self.reading = found is None and not other and len(self._head) < _LOOKED_AT_BYTES
@@ -65,6 +69,10 @@ class Elsewhere(Protocol):
         """Ask them, for some milliseconds at most; None where none knows."""
         ...
 
+    async def settle(self) -> None:
+        """Wait until they can know what they were told, for some milliseconds at most."""
+        ...
+
 
 class Stored:
     """Ids of responses and sessions, and the replicas that made them, bounded.
@@ -77,14 +85,18 @@ class Stored:
         self._replica_by_id: OrderedDict[bytes, ReplicaId] = OrderedDict()
         self._elsewhere = elsewhere
 
-    def notes(self, headers: Sequence[Header], replica: ReplicaId, path: str) -> Notes:
-        """Note what an answer's headers say, and return what reads the rest from its body."""
+    async def notes(self, headers: Sequence[Header], replica: ReplicaId, path: str) -> Notes:
+        """Note what an answer's headers say, and return what reads the rest from its body.
+
+        A client may name what it was told at once, to any gateway, so that the others are told
+        first.
+        """
         opened = first(headers, _NEW_SESSION)
         if opened is not None:
             session = opened.partition(b";")[0].strip()
             if 0 < len(session) <= MAX_SESSION_BYTES:
-                self._keep(b"session " + session, replica)
-        return Notes(self._keep, replica, reading=path == RESPONSES_PATH)
+                await self._keep_new(b"session " + session, replica)
+        return Notes(self._keep_new, replica, reading=path == RESPONSES_PATH)
 
     async def response(self, response_id: str) -> ReplicaId | None:
         """Return who holds a response, or None."""
@@ -118,6 +130,11 @@ class Stored:
         if found is not None:
             self._keep(key, found)
         return found
+
+    async def _keep_new(self, key: bytes, replica: ReplicaId) -> None:
+        self._keep(key, replica)
+        if self._elsewhere is not None:
+            await self._elsewhere.settle()
 
     def _keep(self, key: bytes, replica: ReplicaId) -> None:
         if self._elsewhere is not None:

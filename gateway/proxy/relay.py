@@ -195,7 +195,7 @@ class Relay:
             record.began(upstream.status, self.now())
             if upstream.status >= 400:
                 self.placer.refused(placed)
-            notes = self.stored.notes(upstream.headers, replica.replica_id, record.path)
+            notes = await self.stored.notes(upstream.headers, replica.replica_id, record.path)
             if not client.status:
                 await client.start(upstream.status, headers)
             piece = await _pass_on(piece, upstream, client, notes, record)
@@ -238,13 +238,13 @@ async def _pass_on(
 ) -> bytes:
     """Pass a body on, piece by piece from its first one; return the last piece, not yet sent."""
     if notes.reading:
-        notes.feed(piece)
+        await notes.feed(piece)
     while not upstream.ended:
         await client.write(piece)
         record.usage.feed(piece)
         piece = await upstream.read()
         if notes.reading:
-            notes.feed(piece)
+            await notes.feed(piece)
     return piece
 
 

@@ -25,8 +25,8 @@ class Whereabouts:
 
     Args:
         link: To Redis.
-        deadline_s: Returns the seconds for a question, which is on a request's path as look-ups
-            in the index are.
+        deadline_s: Returns the seconds for what is on a request's path, as look-ups in the index
+            are.
     """
 
     def __init__(self, link: RedisLink, deadline_s: Callable[[], float]) -> None:
@@ -37,11 +37,16 @@ class Whereabouts:
         self._under_way: set[asyncio.Task[None]] = set()
 
     def remember(self, key: bytes, replica: ReplicaId) -> None:
-        """Tell the others who has something; nobody waits for that."""
+        """Tell the others who has something; returns at once."""
         if len(self._under_way) < MAX_UNDER_WAY:
             task = asyncio.create_task(self._tell(key, replica), name="remember")
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
+
+    async def settle(self) -> None:
+        """Wait until the others can know what they were told, or until the deadline."""
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=self._deadline_s())
 
     async def recall(self, key: bytes) -> ReplicaId | None:
         """Return who has something, as others told; None also where nobody answers in time."""

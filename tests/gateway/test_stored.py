@@ -15,10 +15,13 @@ class Others:
 
     def __init__(self, **known):
         self.known = {name.replace("_", " ").encode(): replica for name, replica in known.items()}
-        self.told, self.asked = [], []
+        self.told, self.asked, self.num_settled = [], [], 0
 
     def remember(self, key, replica):
         self.told.append((key, replica))
+
+    async def settle(self):
+        self.num_settled = len(self.told)
 
     async def recall(self, key):
         self.asked.append(key)
@@ -28,11 +31,24 @@ class Others:
 async def test_a_session_in_use_here_is_told_again_so_that_others_do_not_forget_it():
     others = Others()
     stored = Stored(others)
-    stored.notes(OPENED, A, "/v1/chat/completions")
+    await stored.notes(OPENED, A, "/v1/chat/completions")
     for _ in range(2):
         assert await stored.home(NAMED) == A
     assert others.told == [(b"session s-1", A)] * 3
     assert others.asked == []
+
+
+async def test_the_others_can_know_what_is_new_before_the_client_does():
+    others = Others()
+    stored = Stored(others)
+    notes = await stored.notes(OPENED, A, "/v1/responses")
+    assert others.num_settled == 1
+    await notes.feed(b'{"object":"response","id":"re')
+    assert others.num_settled == 1
+    await notes.feed(b'sp_1","output":[]}')
+    assert others.num_settled == len(others.told) == 2
+    assert await stored.response("resp_1") == A
+    assert others.num_settled == 2, "what was known before is told again beside the request"
 
 
 async def test_a_response_in_use_here_is_told_again():
@@ -61,7 +77,7 @@ async def test_what_nobody_knows_is_unknown_and_not_told():
 
 async def test_the_response_that_a_request_continues_comes_before_its_session():
     stored = Stored(Others(response_resp=B))
-    stored.notes(OPENED, A, "/v1/responses")
+    await stored.notes(OPENED, A, "/v1/responses")
     assert await stored.home(NAMED, "resp") == B
     assert await stored.home(NAMED, "unknown") == A
     assert await stored.home([], "unknown") is None

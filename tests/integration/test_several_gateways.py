@@ -279,6 +279,31 @@ async def test_a_response_made_through_one_gateway_is_found_through_another(
     assert (await b.client.get(f"/v1/responses/{other}")).status_code == 404
 
 
+async def test_a_client_learns_no_id_before_the_other_gateways_can_know_it(
+    several, own_redis, engines
+):
+    fleet = await engines(ApiReplica(KeepsResponses("a")), ApiReplica(KeepsResponses("b")))
+    server = own_redis()
+    a, b = await several(server, fleet)
+    server.command("CLIENT", "PAUSE", "100", "WRITE")
+    made = (await a.client.post("/v1/responses", json={"model": "m", "input": "hello"})).json()
+    assert (await b.client.get(f"/v1/responses/{made['id']}")).json() == made
+
+
+async def test_no_client_waits_long_for_the_other_gateways_to_know_an_id(
+    several, own_redis, engines
+):
+    fleet = await engines(ApiReplica(KeepsResponses("a")), ApiReplica(KeepsResponses("b")))
+    server = own_redis()
+    a, _ = await several(server, fleet, index={"lookup_timeout_s": 0.02})
+    server.command("CLIENT", "PAUSE", "5000", "WRITE")
+    began = time.monotonic()
+    made = await a.client.post("/v1/responses", json={"model": "m", "input": "hello"})
+    assert made.status_code == 200
+    assert time.monotonic() - began < 1.0
+    server.command("CLIENT", "UNPAUSE")
+
+
 async def test_a_response_is_continued_where_it_was_made_through_any_gateway(
     several, redis_server, engines
 ):
