@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from routing.types import BlockKey, Tier
@@ -34,9 +34,15 @@ class Write:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _Piece:
+    """Changes of one segment that one run of the script may have.
+
+    Packed as they come: in a flood most changes are of one block, and as objects of their own they
+    would take seven times the memory.
+    """
+
     num_blocks: int = 0
-    parts: list[tuple[int, bytes]] = field(default_factory=list)
+    packed: bytearray = field(default_factory=bytearray)
 
 
 class WriteQueue:
@@ -44,7 +50,7 @@ class WriteQueue:
 
     def __init__(self) -> None:
         # Of a plain dictionary the first entry is found by passing all that were taken before it.
-        self._waiting: OrderedDict[tuple[int, BlockKey], _Waiting] = OrderedDict()
+        self._waiting: OrderedDict[tuple[int, BlockKey], list[_Piece]] = OrderedDict()
         self.num_blocks = 0
 
     def store(
@@ -65,7 +71,7 @@ class WriteQueue:
     def drop(self, life: int) -> int:
         """Forget all changes of a life; how many blocks they name."""
         gone = [key for key in self._waiting if key[0] == life]
-        num_blocks = sum(self._waiting.pop(key).num_blocks for key in gone)
+        num_blocks = sum(piece.num_blocks for key in gone for piece in self._waiting.pop(key))
         self.num_blocks -= num_blocks
         return num_blocks
 
@@ -73,10 +79,11 @@ class WriteQueue:
         """Take out what came first, up to some blocks and writes, or one segment's."""
         taken: list[Write] = []
         while self._waiting and max_blocks > 0 and len(taken) < max_writes:
-            (life, anchor), waiting = self._waiting.popitem(last=False)
-            self.num_blocks -= waiting.num_blocks
-            max_blocks -= waiting.num_blocks
-            taken += _in_calls(life, anchor, waiting)
+            (life, anchor), pieces = self._waiting.popitem(last=False)
+            for piece in pieces:
+                self.num_blocks -= piece.num_blocks
+                max_blocks -= piece.num_blocks
+                taken.append(Write(life, anchor, piece.num_blocks, bytes(piece.packed)))
         return taken
 
     def _add(
@@ -88,29 +95,16 @@ class WriteQueue:
         parent: int,
         tier: Tier,
     ) -> None:
-        waiting = self._waiting.get((life, anchor))
-        if waiting is None:
-            waiting = self._waiting[life, anchor] = _Waiting()
+        pieces = self._waiting.setdefault((life, anchor), [])
         for start in range(0, len(keys), MAX_CALL_BLOCKS):
             some = keys[start : start + MAX_CALL_BLOCKS]
             if start:
                 parent = keys[start - 1] if kind == b"S" else _BEGINS
+            if not pieces or pieces[-1].num_blocks + len(some) > MAX_CALL_BLOCKS:
+                pieces.append(_Piece())
+            piece = pieces[-1]
             # The pool is a life of its own, which has one tier.
-            head = _HEAD.pack(kind, tier is Tier.L1, len(some), parent)
-            waiting.parts.append((len(some), head + array("Q", some).tobytes()))
-        waiting.num_blocks += len(keys)
+            piece.packed += _HEAD.pack(kind, tier is Tier.L1, len(some), parent)
+            piece.packed += array("Q", some).tobytes()
+            piece.num_blocks += len(some)
         self.num_blocks += len(keys)
-
-
-def _in_calls(life: int, anchor: BlockKey, waiting: _Waiting) -> Iterator[Write]:
-    """Yield a segment's changes in pieces that one run may have."""
-    num_blocks = 0
-    packed: list[bytes] = []
-    for number, part in waiting.parts:
-        if packed and num_blocks + number > MAX_CALL_BLOCKS:
-            yield Write(life, anchor, num_blocks, b"".join(packed))
-            num_blocks, packed = 0, []
-        num_blocks += number
-        packed.append(part)
-    if packed:
-        yield Write(life, anchor, num_blocks, b"".join(packed))
