@@ -7,12 +7,11 @@ that nobody foresaw.
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 
 from gateway.observability.background_metrics import BackgroundMetrics
-from gateway.observability.logging import EventLog
+from gateway.observability.logging import EventLog, crash_fields
 
 # Before the first try again: a bug in the first thing that a task does must not be a busy loop.
 FIRST_PAUSE_S = 1.0
@@ -31,16 +30,67 @@ class Work(StrEnum):
     PROBE = "probe"
     KV_EVENTS = "kv_events"
     REDIS = "redis"
+    EXCHANGE = "exchange"
     INDEX_WRITER = "index_writer"
     SHARED_CACHE = "shared_cache"
     SHARED_STORAGE = "shared_storage"
+
+
+class Crashes:
+    """The crashes of one task: each is counted, and told unless there was one a moment ago.
+
+    Args:
+        work: What the task does.
+        name: Tells it from others of its kind.
+        log: Gets one line when it begins to crash, and no more until it was well in between.
+        metrics: Counts every crash.
+    """
+
+    def __init__(self, work: Work, name: str, log: EventLog, metrics: BackgroundMetrics) -> None:
+        self._work = work
+        self._name = name
+        self._log = log
+        self._counter = metrics.crashes.labels(work.value)
+        self._resumed_at: float | None = None
+
+    async def survive(self, step: Awaitable[None]) -> bool:
+        """Await one of the steps of a task that goes on at once, whatever a bug did to this one.
+
+        Returns:
+            Whether it did not crash.
+        """
+        try:
+            await step
+        except Exception as error:  # noqa: BLE001 - noted
+            self.note(error)
+            return False
+        return True
+
+    def note(self, error: BaseException) -> bool:
+        """Note a crash.
+
+        Returns:
+            Whether it was told: the first one, and where the task was well since the last.
+        """
+        self._counter.inc()
+        now, resumed_at = asyncio.get_running_loop().time(), self._resumed_at
+        self._resumed_at = now
+        is_news = resumed_at is None or now - resumed_at > LONGEST_PAUSE_S
+        if is_news:
+            told = crash_fields(error)
+            self._log.error("task_crashed", task=self._work.value, name=self._name, **told)
+        return is_news
+
+    def resume(self) -> None:
+        """Note that the task goes on only now."""
+        self._resumed_at = asyncio.get_running_loop().time()
 
 
 class Background:
     """Starts tasks that last, and starts them again after a crash.
 
     Args:
-        log: Gets one line when a task begins to crash, and no more until it was well in between.
+        log: Told of crashes; see `Crashes`.
         metrics: Counts every crash.
     """
 
@@ -49,6 +99,10 @@ class Background:
         self._metrics = metrics
         for work in Work:
             metrics.crashes.labels(work.value)  # a rate needs the 0 before the first one
+
+    def crashes(self, work: Work, name: str = "") -> Crashes:
+        """Return where a task notes its crashes that goes on at once after them."""
+        return Crashes(work, name, self._log, self._metrics)
 
     def start(
         self, work: Work, run: Callable[[], Awaitable[None]], name: str = ""
@@ -66,37 +120,21 @@ class Background:
         return asyncio.create_task(self._keep(work, run, name), name=f"{work} {name}".rstrip())
 
     async def _keep(self, work: Work, run: Callable[[], Awaitable[None]], name: str) -> None:
-        loop, pause_s = asyncio.get_running_loop(), 0.0
+        crashes, pause_s = self.crashes(work, name), 0.0
         while True:
-            begun_at = loop.time()
             try:
                 return await run()
             except (Exception, asyncio.CancelledError) as error:
                 is_stopping = _is_stopping()
                 if is_stopping and isinstance(error, asyncio.CancelledError):
                     raise
-                if loop.time() - begun_at > LONGEST_PAUSE_S:
+                if crashes.note(error):
                     pause_s = 0.0
-                self._metrics.crashes.labels(work.value).inc()
-                if not pause_s:
-                    self._tell(work, name, error)
                 if is_stopping:
                     return None
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S) or FIRST_PAUSE_S
             await asyncio.sleep(pause_s)
-
-    def _tell(self, work: Work, name: str, error: BaseException) -> None:
-        """Tell of a crash without the exception's text, which may quote a key or a prompt."""
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        self._log.error(
-            "task_crashed",
-            task=work.value,
-            name=name,
-            error=type(error).__name__,
-            errno=getattr(error, "errno", None),
-            traceback="".join(traceback.format_tb(error.__traceback__)),
-        )
+            crashes.resume()
 
 
 def _is_stopping() -> bool:

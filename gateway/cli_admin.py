@@ -16,6 +16,8 @@ from gateway.exits import EXIT_FAILED, EXIT_OK
 
 # For an answer from memory. A drain adds what it may wait.
 _TIMEOUT_S = 10.0
+# Gateways tell each other something every 0.1 s: one that heard nothing for so long is cut off.
+_SILENT_AFTER_S = 1.0
 _COLUMNS = ("replica", "model", "state", "for", "in flight", "weight", "why")
 _UNITS_S = ((86400, "d"), (3600, "h"), (60, "min"))
 
@@ -153,6 +155,8 @@ def _shown(told: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"{model}: {number} forgotten" for model, number in told["flushed"].items())
         if not told["flushed"]:
             yield "no model has a shared_cache"
+        elif told["gateways"] is not None:
+            yield from _others(told["gateways"])
         return
     if "replicas" not in told:
         yield from _table([_row(told)])
@@ -162,6 +166,14 @@ def _shown(told: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         yield "not there, and remembered:"
         yield from _table([_row(replica) for replica in told["absent"]])
+
+
+def _others(gateways: Mapping[str, Any]) -> Iterator[str]:
+    """Say who else is told, of gateways that share a Redis."""
+    if gateways["heard_s_ago"] > _SILENT_AFTER_S:
+        yield "other gateways cannot be told now, and will be once Redis is back"
+    elif len(gateways["live"]) > 1:
+        yield f"other gateways told: {len(gateways['live']) - 1}"
 
 
 def _row(replica: Mapping[str, Any]) -> Sequence[str]:

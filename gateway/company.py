@@ -88,7 +88,6 @@ def keep_company(
         timeout_s=lookup_timeout_s,
         entry_ttl_s=config.entry_ttl_s,
         metrics=metrics.shared_index,
-        log=log,
         now=now,
     )
     index.start(background)

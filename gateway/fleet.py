@@ -73,7 +73,7 @@ class FleetView:
         self._feeds = feeds
         self._metrics = parts.metrics
         self._now = parts.now
-        self._report = FleetReport(parts.registry, parts.book, parts.loads, parts.now)
+        self._report = FleetReport(parts.registry, parts.book, parts.loads, parts.now, exchange)
         self._shown: set[tuple[str, str]] = set()
 
     def page(self) -> bytes:

@@ -205,10 +205,9 @@ class Placer:
             NoEligibleReplica: As `choose`.
         """
         placement = self.choose(asked)
-        if placement.decision is None:
-            return self.follow(placement.replica)
         asked.choice.model.num_routed += 1
-        asked.choice.model.turn_by_policy[asked.choice.route.name] += 1
+        if placement.decision is not None:
+            asked.choice.model.turn_by_policy[asked.choice.route.name] += 1
         # No wait since the decision: the chosen one is there.
         replica = self._registry[placement.replica]
         lease = self._book_asked(asked, replica)

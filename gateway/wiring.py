@@ -134,16 +134,25 @@ class Wiring:
         (await self.prepare(self._config))()
         parts, shared, exchange = self._parts, self._company.shared, None
         if shared is not None:
-            metrics, log = self._metrics, self._log
-            exchange = shared.begin(parts.registry, self._followers, parts.keys, metrics, log)
+            exchange = shared.begin(
+                parts.registry,
+                self._followers,
+                parts.keys,
+                parts.shared_pools,
+                self._metrics,
+                self._background,
+                self._log,
+            )
             self._stack.push_async_callback(exchange.close)
         feeds = self._following.feeds
         view = FleetView(parts, lambda: self._pipeline.models, self._followers, feeds, exchange)
-        operations = Operations(parts.registry, parts.book, parts.loads, self._log, parts.now)
+        operations = Operations(
+            parts.registry, parts.book, parts.loads, self._log, parts.now, exchange
+        )
         admin = build_admin_app(
             lambda: self._pipeline, parts.keys, view, operations, reloader, self._why_not_ready
         )
-        admin.include_router(shared_routes(parts.shared_pools, self._log))
+        admin.include_router(shared_routes(parts.shared_pools, exchange, self._log))
         self._listeners.admin.give(admin)
         for work, watch in (
             (Work.RELOAD, reloader.watch),

@@ -15,16 +15,28 @@ from gateway.proxy.headers import Header
 _TAG_BYTES = 8
 # A key may send this share of its minute at once; the rest comes back evenly.
 BURST_SHARE = 6
+# The other gateways are told of a key so long after its last request, and have heard of that by
+# then: whoever hears nothing for 2 s counts from there (gateway/shared/rates.py). With each key
+# that was ever used, thousands would be told of in every tick.
+RESTED_AFTER_S = 10.0
 
 
 @dataclass(slots=True)
 class RateLimit:
-    """A token bucket: so many requests a minute, in bursts of a sixth of it."""
+    """A token bucket: so many requests a minute, in bursts of a sixth of it.
 
+    Attributes:
+        tag: Of the key.
+        num_taken: Requests that were let in here since the key rested.
+        taken_at: When the last one was, monotonic seconds.
+    """
+
+    tag: bytes
     per_minute: int
     tokens: float
     at: float
     num_taken: int = 0
+    taken_at: float = 0.0
 
     def take(self, now: float) -> float:
         """Take one request; return 0.0, or the seconds until there is one."""
@@ -32,6 +44,7 @@ class RateLimit:
         if self.tokens >= 1.0:
             self.tokens -= 1.0
             self.num_taken += 1
+            self.taken_at = now
             return 0.0
         return (1.0 - self.tokens) / (self.per_minute / 60.0)
 
@@ -88,6 +101,7 @@ class Keys:
     _given: Sequence[KeyConfig] = ()
     _caller_by_digest: dict[bytes, Caller] = field(default_factory=dict)
     _rate_by_tag: dict[bytes, RateLimit] = field(default_factory=dict)
+    _busy: dict[bytes, RateLimit] = field(default_factory=dict)
 
     def replace(self, keys: Sequence[KeyConfig]) -> bool:
         """Put other keys in force; a key that stays keeps its rate.
@@ -102,22 +116,30 @@ class Keys:
         for key in keys:
             digest = _digest_of(key)
             old = before.get(digest)
-            rate = self._rate(key.requests_per_minute, old.rate if old else None)
+            rate = self._rate(_tag(digest), key.requests_per_minute, old.rate if old else None)
             self._caller_by_digest[digest] = Caller(key.name, frozenset(key.models), rate)
-        rates = ((digest, caller.rate) for digest, caller in self._caller_by_digest.items())
-        self._rate_by_tag = {_tag(digest): rate for digest, rate in rates if rate is not None}
+        rates = (caller.rate for caller in self._caller_by_digest.values())
+        self._rate_by_tag = {rate.tag: rate for rate in rates if rate is not None}
+        self._busy = {t: rate for t, rate in self._rate_by_tag.items() if rate.num_taken}
         return True
 
-    def _rate(self, per_minute: int | None, old: RateLimit | None) -> RateLimit | None:
+    def _rate(self, tag: bytes, per_minute: int | None, old: RateLimit | None) -> RateLimit | None:
         if per_minute is None:
             return None
         if old is not None and old.per_minute == per_minute:
             return old
-        return RateLimit(per_minute, max(1.0, per_minute / BURST_SHARE), self.now())
+        return RateLimit(tag, per_minute, max(1.0, per_minute / BURST_SHARE), self.now())
 
     def taken(self) -> dict[bytes, int]:
-        """Return how many requests of each key that has a rate were let in, by the key's tag."""
-        return {tag: rate.num_taken for tag, rate in self._rate_by_tag.items() if rate.num_taken}
+        """Return how many requests of each key that has a rate were let in, by the key's tag.
+
+        A key that rested for `RESTED_AFTER_S` is left out, and counts from 0 when it is used again.
+        """
+        since = self.now() - RESTED_AFTER_S
+        for rate in [rate for rate in self._busy.values() if rate.taken_at <= since]:
+            rate.num_taken = 0
+            del self._busy[rate.tag]
+        return {tag: rate.num_taken for tag, rate in self._busy.items()}
 
     def taken_elsewhere(self, tag: bytes, number: int) -> None:
         """Count requests of a key that other gateways let in."""
@@ -162,6 +184,7 @@ class Keys:
             wait_s = found.rate.take(self.now())
             if wait_s > 0.0:
                 raise RateLimited("This API key sends too many requests.", int(wait_s) + 1)
+            self._busy[found.rate.tag] = found.rate
         return found
 
 

@@ -60,27 +60,27 @@ def replica_routes(operations: Operations) -> APIRouter:
     @router.post("/{replica_id:path}/cordon")
     async def cordon(replica_id: str, why: Why | None = None) -> dict[str, Any]:
         note = why.reason if why is not None else ""
-        return operations.hold(replica_id, ReplicaState.CORDONED, note)
+        return await operations.hold(replica_id, ReplicaState.CORDONED, note)
 
     @router.post("/{replica_id:path}/drain")
     async def drain(
         replica_id: str, why: Why | None = None, wait_s: WaitSeconds = 0.0
     ) -> dict[str, Any]:
         note = why.reason if why is not None else ""
-        operations.hold(replica_id, ReplicaState.DRAINING, note)
+        await operations.hold(replica_id, ReplicaState.DRAINING, note)
         drained = await operations.drained(replica_id, wait_s)
         return {**operations.show(replica_id), "drained": drained}
 
     @router.post("/{replica_id:path}/uncordon")
     async def uncordon(replica_id: str) -> dict[str, Any]:
-        return operations.release(replica_id)
+        return await operations.release(replica_id)
 
     @router.put("/{replica_id:path}/weight")
     async def set_weight(replica_id: str, new: NewWeight) -> dict[str, Any]:
-        return operations.weigh(replica_id, new.weight)
+        return await operations.weigh(replica_id, new.weight)
 
     @router.delete("/{replica_id:path}/weight")
     async def configured_weight(replica_id: str) -> dict[str, Any]:
-        return operations.weigh(replica_id, None)
+        return await operations.weigh(replica_id, None)
 
     return router

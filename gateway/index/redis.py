@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import partial
 
 from gateway.background import Background, Work
 from gateway.index.base import Prediction
@@ -14,7 +15,6 @@ from gateway.index.segments import cut
 from gateway.index.steps import Steps
 from gateway.index.writing import Writer
 from gateway.observability.index_metrics import SharedIndexMetrics
-from gateway.observability.logging import EventLog
 from gateway.redis.errors import LinkError
 from gateway.redis.link import RedisLink
 from routing.block_map import BlockMap
@@ -35,7 +35,6 @@ class RedisIndex:
         timeout_s: Returns the seconds that a look-up may take.
         entry_ttl_s: Seconds that entries live unless they are renewed.
         metrics: How it is read and written.
-        log: Of the gateway.
         now: Monotonic seconds.
     """
 
@@ -49,7 +48,6 @@ class RedisIndex:
         timeout_s: Callable[[], float],
         entry_ttl_s: float,
         metrics: SharedIndexMetrics,
-        log: EventLog,
         now: Callable[[], float],
     ) -> None:
         self._lives = lives
@@ -59,7 +57,7 @@ class RedisIndex:
         self._metrics = metrics
         self._now = now
         self._reader = Reader(link, lives, metrics, now)
-        self._writer = Writer(link, lives, blocks, metrics, log, entry_ttl_s, now)
+        self._writer = Writer(link, lives, blocks, metrics, entry_ttl_s, now)
         self._predicting = Predicting(link.namespace, self._writer.add_call)
         self._seen_version: int | None = None
         self._asks = False
@@ -67,7 +65,8 @@ class RedisIndex:
 
     def start(self, background: Background) -> None:
         """Write from now on."""
-        self._task = background.start(Work.INDEX_WRITER, self._writer.run)
+        crashes = background.crashes(Work.INDEX_WRITER)
+        self._task = background.start(Work.INDEX_WRITER, partial(self._writer.run, crashes))
 
     def close(self) -> None:
         """Stop writing; what waits is dropped."""

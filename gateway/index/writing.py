@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from itertools import islice
 from typing import Final
 
+from gateway.background import Crashes
 from gateway.index.chains import Chains
 from gateway.index.lives import Lives
 from gateway.index.queue import Write, WriteQueue
 from gateway.index.reading import POOL
 from gateway.index.segments import Names, tag_of
 from gateway.observability.index_metrics import SharedIndexMetrics
-from gateway.observability.logging import EventLog
 from gateway.redis.connection import Reply
 from gateway.redis.errors import LinkError
 from gateway.redis.link import Call, RedisLink
@@ -63,7 +63,6 @@ class Writer:
         lives: Which lives may be written.
         blocks: What is held, by replica.
         metrics: What became of changes.
-        log: Gets one line when a replica is written anew.
         entry_ttl_s: Seconds that segments live unless they are renewed.
         now: Monotonic seconds.
     """
@@ -74,7 +73,6 @@ class Writer:
         lives: Lives,
         blocks: BlockMap,
         metrics: SharedIndexMetrics,
-        log: EventLog,
         entry_ttl_s: float,
         now: Callable[[], float],
     ) -> None:
@@ -82,7 +80,6 @@ class Writer:
         self._lives = lives
         self._blocks = blocks
         self._metrics = metrics
-        self._log = log
         self._ttl_s = max(1, round(entry_ttl_s))
         self._now = now
         self._names = Names(link.namespace)
@@ -145,14 +142,17 @@ class Writer:
         else:
             self._metrics.dropped.labels("predicted").inc(num_blocks)
 
-    async def run(self) -> None:
-        """Write until cancelled."""
+    async def run(self, crashes: Crashes) -> None:
+        """Write until cancelled.
+
+        Args:
+            crashes: Of this task.
+        """
         while True:
             await self._rest()
-            try:
-                await self._turn()
-            except Exception:  # noqa: BLE001 - a bug must not end the writing for good
-                self._log.exception("index_write_failed")
+            if not await crashes.survive(self._turn()):
+                self._is_sending = False
+                self._untrue.update(self._life_by_replica)  # nobody knows what did not get through
                 await asyncio.sleep(FLUSH_S)
 
     async def _rest(self) -> None:

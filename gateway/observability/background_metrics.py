@@ -14,7 +14,7 @@ class BackgroundMetrics(Group):
         super().__init__(registry)
         self.crashes = self._counter(
             "task_crashes",
-            "Times that a task beside requests ended by a bug, or an error that nobody foresaw, "
-            "and was started again after a pause; the log says where.",
+            "Times that a task beside requests met a bug, or an error that nobody foresaw, and "
+            "went on or was started again; the log says where.",
             "task",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -31,9 +32,24 @@ class JsonFormatter(logging.Formatter):
             "event": record.getMessage(),
         }
         line |= self._always | getattr(record, "fields", {})
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
+        if record.exc_info and record.exc_info[1] is not None:
+            line |= crash_fields(record.exc_info[1])
         return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def crash_fields(error: BaseException) -> dict[str, Any]:
+    """Return what a log may say of an exception: all but its text, which may quote a prompt or key.
+
+    Args:
+        error: Of a group, its first one is told.
+    """
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return {
+        "error": type(error).__name__,
+        "errno": getattr(error, "errno", None),
+        "traceback": "".join(traceback.format_tb(error.__traceback__)),
+    }
 
 
 class EventLog:
@@ -63,7 +79,7 @@ class EventLog:
         self._logger.error(event, extra={"fields": fields})
 
     def exception(self, event: str, **fields: Any) -> None:
-        """A bug, with the traceback of the exception being handled."""
+        """A bug: with what `crash_fields` says of the exception being handled."""
         self._logger.error(event, exc_info=True, extra={"fields": fields})  # noqa: LOG014 - callers handle one
 
 

@@ -315,6 +315,8 @@ def _fields(
         fields |= _choice_fields(record.choice)
     if record.decision is not None:
         fields |= _decision_fields(record, record.decision)
+    elif record.replica is not None:
+        fields["replica"] = record.replica
     if usage is not None:
         fields |= {
             "prompt_tokens": usage.prompt_tokens,

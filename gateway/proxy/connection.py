@@ -179,6 +179,7 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.idle_since = 0.0
         self.num_received_bytes = 0  # of the current exchange
+        self._num_framing_bytes = 0  # since its beginning, its headers' end or a piece of its body
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
         self._parser: httptools.HttpResponseParser | None = None
@@ -213,7 +214,8 @@ class Connection(asyncio.Protocol):
             raise StreamBroken("The replica closed the connection.")
         self._exchange = exchange
         self._parser = httptools.HttpResponseParser(self)
-        self._headers, self._num_header_bytes, self.num_received_bytes = [], 0, 0
+        self._headers, self._num_header_bytes = [], 0
+        self.num_received_bytes = self._num_framing_bytes = 0
         self._in_head, self._until_close, self._bodiless = True, False, bodiless
         exchange.on_start(self)
         # One write, so one segment where it fits: a small request meets no delayed ACK.
@@ -254,13 +256,15 @@ class Connection(asyncio.Protocol):
             self.abort()  # bytes that nobody asked for: the next response could not be trusted
             return
         self.num_received_bytes += len(data)
+        self._num_framing_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             # The first also wraps what a callback below raises; the second is a 101.
             self._break("The replica sent what is not HTTP.")
-        if self._in_head and self.num_received_bytes > MAX_HEADER_BYTES:
-            self._break("The replica sent interim responses without end.")
+        if self._exchange is not None and self._num_framing_bytes > MAX_HEADER_BYTES:
+            # Interim responses, trailers, extensions of chunks: no pause in them would end them.
+            self._break("The replica sent framing without end.")
 
     def eof_received(self) -> bool:
         """asyncio: the replica will send no more; close our side too."""
@@ -317,7 +321,7 @@ class Connection(asyncio.Protocol):
             return
         status = self._parser.get_status_code()
         if status >= 200:
-            self._in_head = False
+            self._in_head, self._num_framing_bytes = False, 0
             names = {name for name, _ in self._headers}
             self._until_close = not names & {
                 b"content-length",
@@ -329,6 +333,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """httptools: a piece of the body, without its framing."""
+        self._num_framing_bytes = 0
         if self._exchange is not None:
             self._exchange.on_body(body)
 

@@ -268,21 +268,29 @@ def _retry_after_s(headers: Sequence[Header]) -> float:
 def _decision_headers(placed: Placed) -> list[Header]:
     decision, asked = placed.placement.decision, placed.placement.asked
     headers: list[Header] = [(b"x-warmroute-replica", placed.lease.replica.encode())]
-    if decision is None or asked is None:
+    if asked is None:
         return headers
     headers += _choice_headers(asked.choice)
+    if decision is not None:
+        headers.append((b"x-warmroute-policy", decision.policy.encode()))
     match = placed.match
-    reason = b"retry" if placed.lease.replica != decision.replica else decision.reason.encode()
-    if placed.lease.replica == placed.placement.home:
-        reason = b"session"
     return [
         *headers,
-        (b"x-warmroute-policy", decision.policy.encode()),
-        (b"x-warmroute-reason", reason),
+        (b"x-warmroute-reason", _reason(placed)),
         (b"x-warmroute-tier", (match.deepest_tier or "none").encode()),
         (b"x-warmroute-matched-tokens", str(match.total_tokens).encode()),
         *_tier_headers(asked, match),
     ]
+
+
+def _reason(placed: Placed) -> bytes:
+    placement, replica = placed.placement, placed.lease.replica
+    if replica == placement.home:
+        return b"session"
+    decision = placement.decision
+    if decision is None or replica != decision.replica:
+        return b"retry"
+    return decision.reason.encode()
 
 
 def _tier_headers(asked: Asked, match: PrefixMatch) -> list[Header]:

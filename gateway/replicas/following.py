@@ -16,6 +16,7 @@ from gateway.kvevents.follow import Followers
 from gateway.models import Models
 from gateway.observability.logging import EventLog
 from gateway.proxy.transport import HttpToolsTransport
+from gateway.replicas.discovery.base import Found
 from gateway.replicas.discovery.kinds import Section, build, kind_of, sections_of
 from gateway.replicas.discovery.static import StaticDiscovery
 from gateway.replicas.feeds import Feed, Feeds
@@ -77,7 +78,7 @@ class Following:
         self._models = Models((), ())
         self._findings = Findings(registry, lambda key: self._models[key].names, log)
         probes = partial(HttpToolsTransport, now)
-        self._prober = Prober(probes, registry, ProbeTimes(), self._learned, log)
+        self._prober = Prober(probes, registry, ProbeTimes(), self._learned, background, log)
         self._pool_by_key: dict[str, _Pool] = {}
         self._probe_by_replica: dict[ReplicaId, asyncio.Task[None]] = {}
         self._num_sources = 0
@@ -130,7 +131,7 @@ class Following:
     def _change_pool(self, key: str, section: ModelConfig, builder: Callable[..., Replica]) -> None:
         pool = self._pool_by_key.get(key)
         if pool is None:
-            refused = partial(self._findings.refused, key)
+            refused = partial(self._refused, key)
             membership = Membership(self._registry, builder, self._joined, self._left, refused)
             pool = self._pool_by_key[key] = _Pool(membership)
         for fresh in pool.membership.rebuild(builder):
@@ -200,6 +201,15 @@ class Following:
         self._transport.forget(replica.origin)
         for pool in self._pool_by_key.values():
             pool.membership.freed(replica.url)
+
+    def _refused(self, key: str, found: Found, _: Replica) -> None:
+        """Tell it unless its owner lets go in this step, as where two pools swap addresses."""
+        asyncio.get_running_loop().call_soon(self._tell_refused, key, found)
+
+    def _tell_refused(self, key: str, found: Found) -> None:
+        owner = next((one for one in self._registry if one.url == found.url), None)
+        if owner is not None and owner.model_key != key:
+            self._findings.refused(key, found, owner)
 
     def _learned(self, replica: Replica, restarted: bool) -> None:
         pool = self._pool_by_key.get(replica.model_key)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.background import Background, Work
 from gateway.config.models import HealthConfig
 from gateway.engines import vllm
 from gateway.errors import UpstreamError
@@ -54,7 +55,8 @@ class Prober:
         times: Interval, timeout and patience; a reload puts others in their place.
         on_learned: Told after each reading of a replica's facts, and whether its engine process is
             a new one since the last.
-        log: Told of bugs.
+        background: Notes crashes.
+        log: Told of replicas that never answer.
     """
 
     def __init__(
@@ -63,12 +65,14 @@ class Prober:
         registry: Registry,
         times: ProbeTimes,
         on_learned: Callable[[Replica, bool], None],
+        background: Background,
         log: EventLog,
     ) -> None:
         self._open_transport = open_transport
         self._registry = registry
         self.times = times
         self._on_learned = on_learned
+        self._background = background
         self._log = log
         self._next_first_at = 0.0
 
@@ -80,29 +84,25 @@ class Prober:
         await asyncio.sleep(first_at - loop.time())
         transport = self._open_transport()
         watch = _Watch(Line(transport, replica, self.times.timeout_s))
+        crashes = self._background.crashes(Work.PROBE, replica.replica_id)
         try:
             while replica.state is not ReplicaState.GONE:
                 begun_at = loop.time()
                 watch.line.timeout_s = self.times.timeout_s
-                await self._probe_safely(watch, begun_at)
+                # A bug of ours changes nothing about the replica, nor what we remember of it.
+                await crashes.survive(self._look(watch, begun_at))
                 await asyncio.sleep(max(0.0, begun_at + self.times.interval_s - loop.time()))
         finally:
             transport.close()
 
-    async def _probe_safely(self, watch: _Watch, now: float) -> None:
-        """Probe and judge; a bug of ours is told once, and changes nothing about the replica."""
+    async def _look(self, watch: _Watch, now: float) -> None:
+        """Probe and judge."""
         replica = watch.line.replica
-        try:
-            problem = await self._probe(watch, now)
-            if replica.state is ReplicaState.GONE:
-                return  # what was learned made it leave
-            watch.failures = watch.failures + 1 if problem else 0
-            self._judge(replica, problem, watch.failures)
-            watch.crashed = False
-        except Exception:  # noqa: BLE001 - a task that dies in silence would leave the state as it is
-            if not watch.crashed:
-                self._log.exception("probe_crashed", replica=replica.replica_id)
-            watch.crashed = True
+        problem = await self._probe(watch, now)
+        if replica.state is ReplicaState.GONE:
+            return  # what was learned made it leave
+        watch.failures = watch.failures + 1 if problem else 0
+        self._judge(replica, problem, watch.failures)
 
     def _judge(self, replica: Replica, problem: str | None, failures: int) -> None:
         if problem is None:
@@ -146,7 +146,6 @@ class _Watch:
         failures: Failed probes in a row.
         learn_at: When it is time to read its facts again, by the loop's clock.
         maybe_restarted: Nothing proves that it is still the process whose facts we know.
-        crashed: The last probe met a bug of ours.
     """
 
     def __init__(self, line: Line) -> None:
@@ -155,7 +154,6 @@ class _Watch:
         self.failures = 0
         self.learn_at = 0.0
         self.maybe_restarted = True
-        self.crashed = False
         self._num_lapsed = 0
         self._ejected_until = 0.0
 

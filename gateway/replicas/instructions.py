@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from enum import StrEnum
 
 from gateway.replicas.state import Hold
 from routing.types import ReplicaId
@@ -18,6 +19,13 @@ from routing.types import ReplicaId
 # and not by time: a node may be under repair for weeks. Pods with new names each time leave one
 # behind whenever they go while they are held, and a thousand of these are 0.2 MB.
 MAX_ABSENT = 1000
+
+
+class Topic(StrEnum):
+    """What an operator's word is about; a word about one leaves the other as it is."""
+
+    HOLD = "hold"
+    WEIGHT = "weight"
 
 
 @dataclass(frozen=True, slots=True)

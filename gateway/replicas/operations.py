@@ -12,6 +12,7 @@ from typing import Any
 
 from gateway.errors import ReplicaNotFound
 from gateway.observability.logging import EventLog
+from gateway.replicas.others import Others
 from gateway.replicas.registry import Registry
 from gateway.replicas.report import FleetReport
 from gateway.replicas.state import ReplicaState
@@ -21,9 +22,6 @@ from routing.types import ReplicaId
 # Between two looks at a replica that is waited for. Requests that end must not pay for a look of
 # their own, and nobody notices a tenth of a second after minutes.
 _LOOK_INTERVAL_S = 0.1
-# By then all gateways have heard of a hold, and told what they sent before: two ticks of the
-# exchange and the time of two calls.
-HEARD_AFTER_S = 0.5
 # In an answer to an unknown id.
 _MAX_HINTS = 5
 
@@ -37,6 +35,7 @@ class Operations:
         loads: What all gateways have there: a drained one has nothing in flight.
         log: Gets one line a change.
         now: Monotonic seconds.
+        others: The other gateways; None where there are none.
     """
 
     def __init__(
@@ -46,12 +45,14 @@ class Operations:
         loads: Loads,
         log: EventLog,
         now: Callable[[], float],
+        others: Others | None = None,
     ) -> None:
         self._registry = registry
+        self._others = others
         self._loads = loads
         self._log = log
         self._now = now
-        self.report = FleetReport(registry, book, loads, now)
+        self.report = FleetReport(registry, book, loads, now, others)
 
     def show(self, text: str) -> dict[str, Any]:
         """Return one replica.
@@ -61,7 +62,7 @@ class Operations:
         """
         return self.report.one(self._known(text))
 
-    def hold(self, text: str, state: ReplicaState, note: str) -> dict[str, Any]:
+    async def hold(self, text: str, state: ReplicaState, note: str) -> dict[str, Any]:
         """Cordon or drain a replica, and return it.
 
         Raises:
@@ -70,9 +71,9 @@ class Operations:
         replica_id = self._known(text)
         if self._registry.hold(replica_id, state, note):
             self._log.info("operator", replica=replica_id, hold=state.value, note=note)
-        return self.report.one(replica_id)
+        return await self._told(replica_id)
 
-    def release(self, text: str) -> dict[str, Any]:
+    async def release(self, text: str) -> dict[str, Any]:
         """End a replica's hold, and return it.
 
         Raises:
@@ -81,9 +82,9 @@ class Operations:
         replica_id = self._known(text)
         if self._registry.release(replica_id):
             self._log.info("operator", replica=replica_id, hold=None)
-        return self.report.one(replica_id)
+        return await self._told(replica_id)
 
-    def weigh(self, text: str, weight: float | None) -> dict[str, Any]:
+    async def weigh(self, text: str, weight: float | None) -> dict[str, Any]:
         """Put a weight in the place of a replica's own, or end that, and return the replica.
 
         Raises:
@@ -92,7 +93,7 @@ class Operations:
         replica_id = self._known(text)
         if self._registry.weigh(replica_id, weight):
             self._log.info("operator", replica=replica_id, weight=weight)
-        return self.report.one(replica_id)
+        return await self._told(replica_id)
 
     async def drained(self, text: str, wait_s: float) -> bool:
         """Wait until a replica that drains has nothing in flight.
@@ -115,11 +116,15 @@ class Operations:
                 return False
             await asyncio.sleep(min(_LOOK_INTERVAL_S, max(0.0, deadline - self._now())))
 
+    async def _told(self, replica_id: ReplicaId) -> dict[str, Any]:
+        if self._others is not None:
+            await self._others.settle()
+        return self.report.one(replica_id)
+
     def _is_idle(self, replica_id: ReplicaId, held_since: float) -> bool:
-        now, loads = self._now(), self._loads
-        if loads.num_gateways > 1 and now - held_since < HEARD_AFTER_S:
-            return False  # another one may send there yet
-        return loads.snapshot(replica_id, now).in_flight == 0
+        if self._others is not None and not self._others.answered(held_since):
+            return False  # one of them may have something there, or send it there yet
+        return self._loads.snapshot(replica_id, self._now()).in_flight == 0
 
     def _known(self, text: str) -> ReplicaId:
         replica_id = ReplicaId(text)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from gateway.config.guards import EjectionConfig
-from gateway.replicas.instructions import Instruction, Instructions
+from gateway.replicas.instructions import Instruction, Instructions, Topic
 from gateway.replicas.replica import Change, Replica
 from gateway.replicas.state import ELSEWHERE, Hold, ReplicaState, standing
 from routing.trust import Silence, Trust
@@ -57,7 +57,8 @@ class Registry:
         distrusted: Those that do not hold what they are believed to hold, by their own word.
         shared_distrusted: Those that the shared pool does not serve, likewise.
         gateway: This gateway's id, where there are several; it stands with holds given here.
-        on_instruction: Told of what an operator said here, after it.
+        on_instruction: Told of what an operator said here, after it, also where that is no news
+            here: it may be the answer to what was said elsewhere a moment ago.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Registry:
         self.distrusted: set[ReplicaId] = set()
         self.shared_distrusted: set[ReplicaId] = set()
         self.gateway = ""
-        self.on_instruction: Callable[[ReplicaId], None] | None = None
+        self.on_instruction: Callable[[ReplicaId, Topic], None] | None = None
         for replica in replicas:
             self.add(replica)
 
@@ -234,11 +235,10 @@ class Registry:
         said = self.instructions.of(replica_id)
         before = said.hold
         note = note or (before.note if before is not None else "")
-        if before is not None and (before.state, before.note) == (state, note):
-            return False
-        hold = Hold(state, note, self._now(), self.gateway)
-        self._instruct(replica_id, replace(said, hold=hold))
-        return True
+        is_news = before is None or (before.state, before.note) != (state, note)
+        hold = Hold(state, note, self._now(), self.gateway) if is_news else before
+        self._instruct(replica_id, Topic.HOLD, replace(said, hold=hold))
+        return is_news
 
     def release(self, replica_id: ReplicaId) -> bool:
         """End a hold. The replica is ready at once if it answers, else as soon as it does.
@@ -247,7 +247,7 @@ class Registry:
             Whether there was one.
         """
         said = self.instructions.of(replica_id)
-        self._instruct(replica_id, replace(said, hold=None))
+        self._instruct(replica_id, Topic.HOLD, replace(said, hold=None))
         return said.hold is not None
 
     def weigh(self, replica_id: ReplicaId, weight: float | None) -> bool:
@@ -257,7 +257,7 @@ class Registry:
             Whether that is news.
         """
         said = self.instructions.of(replica_id)
-        self._instruct(replica_id, replace(said, weight=weight))
+        self._instruct(replica_id, Topic.WEIGHT, replace(said, weight=weight))
         return said.weight != weight
 
     def knows(self, replica_id: ReplicaId) -> bool:
@@ -295,11 +295,10 @@ class Registry:
         if replica is not None:
             self._follow_instruction(replica)
 
-    def _instruct(self, replica_id: ReplicaId, instruction: Instruction) -> None:
-        changed = instruction != self.instructions.of(replica_id)
+    def _instruct(self, replica_id: ReplicaId, topic: Topic, instruction: Instruction) -> None:
         self.instructed(replica_id, instruction)
-        if changed and self.on_instruction is not None:
-            self.on_instruction(replica_id)
+        if self.on_instruction is not None:
+            self.on_instruction(replica_id, topic)
 
     def _follow_instruction(self, replica: Replica) -> None:
         said = self.instructions.of(replica.replica_id)

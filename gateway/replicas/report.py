@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway.replicas.facts import ReplicaFacts
 from gateway.replicas.instructions import Instruction
+from gateway.replicas.others import Others
 from gateway.replicas.registry import Registry, Replica
 from gateway.replicas.state import Hold, ReplicaState
 from routing.load import LoadBook, Loads
@@ -23,11 +24,18 @@ class FleetReport:
         book: What this gateway has there.
         loads: What all gateways have there.
         now: Monotonic seconds.
+        others: The other gateways; None where there are none.
     """
 
     def __init__(
-        self, registry: Registry, book: LoadBook, loads: Loads, now: Callable[[], float]
+        self,
+        registry: Registry,
+        book: LoadBook,
+        loads: Loads,
+        now: Callable[[], float],
+        others: Others | None = None,
     ) -> None:
+        self._others = others
         self._registry = registry
         self._book = book
         self._loads = loads
@@ -85,7 +93,11 @@ class FleetReport:
             "configured_weight": replica.configured_weight,
             "in_flight": load.in_flight,
             "fleet_in_flight": of_all,
-            "drained": replica.state is ReplicaState.DRAINING and of_all == 0,
+            "drained": (
+                replica.state is ReplicaState.DRAINING
+                and of_all == 0
+                and (self._others is None or self._others.answered(replica.since))
+            ),
             "outstanding_prefill_s": round(load.prefill_s, 3),
             "block_size": replica.block_size,
             "follows_events": replica.follows_events,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from gateway.background import Background, Work
 from gateway.kvevents.follow import Followers
 from gateway.observability.gateway_metrics import GatewayMetrics
 from gateway.observability.logging import EventLog
@@ -24,11 +25,12 @@ from gateway.replicas.registry import Registry
 from gateway.replicas.replica import Told
 from gateway.shared.division import SharedDivision
 from gateway.shared.ejections import Ejections
+from gateway.shared.flushes import Flushes
 from gateway.shared.hearing import Hearing
 from gateway.shared.holds import Holds
 from gateway.shared.lives import SharedLives
 from gateway.shared.loads import SharedLoads
-from gateway.shared.ownership import LEASE_S, Order, Ownership
+from gateway.shared.ownership import LEASE_S, RETURN_S, Order, Ownership
 from gateway.shared.pace import Pace
 from gateway.shared.rates import Rates
 from gateway.shared.table import read_stamped, read_table
@@ -57,6 +59,7 @@ class Voices:
     ejections: Ejections
     holds: Holds
     rates: Rates
+    flushes: Flushes
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ class Exchange:
         registry: The replicas.
         followers: Told to look again when replicas have another owner.
         metrics: Counts changes of owners.
+        background: Runs it, and notes its crashes.
         log: Gets one line when gateways come or go, and when this one begins to act alone.
         now: Monotonic seconds.
         rng: Spreads when several gateways begin to act alone.
@@ -120,6 +124,7 @@ class Exchange:
         registry: Registry,
         followers: Followers,
         metrics: GatewayMetrics,
+        background: Background,
         log: EventLog,
         now: Callable[[], float],
         rng: Random,
@@ -136,15 +141,17 @@ class Exchange:
         self._alone_at = now() + ALONE_AT_START_S
         self._holds_version = b""
         self._wanted: dict[ReplicaId, set[str]] = {}
-        self._crashed = False
+        self._background, self._crashes = background, background.crashes(Work.EXCHANGE)
         self._begun_at = now()
+        self._left_at = float("-inf")
         self._heard_at: float | None = None
         self._server_ahead_ms: float | None = None
         lives.wake = voices.holds.wake = voices.division.wake = pace.wake
+        voices.flushes.wake = pace.wake
 
     def start(self) -> None:
         """Exchange from now on."""
-        self._task = asyncio.create_task(self._run(), name="exchange")
+        self._task = self._background.start(Work.EXCHANGE, self._run)
 
     async def close(self) -> None:
         """Stop, and let others take over at once."""
@@ -170,21 +177,36 @@ class Exchange:
             is_alone=ownership.is_alone,
         )
 
+    def flush(self, model: str | None = None) -> dict[str, int]:
+        """Forget what is known of shared pools, at all gateways; see `Flushes.flush`."""
+        return self._voices.flushes.flush(model)
+
+    async def settle(self) -> None:
+        """Wait until the others can know what operators said here; see `Holds.settle`."""
+        await self._voices.holds.settle()
+
+    def answered(self, since: float) -> bool:
+        """Return whether all others told what they have in flight after they heard a word.
+
+        While one of them cannot be heard, nobody knows what it has in flight: it counts as
+        unanswered until its lease is over, or until this gateway acts alone. One that is not there
+        any more may be about to come back, as after the loss of a database.
+
+        Args:
+            since: When an operator said it here, monotonic seconds.
+        """
+        ownership, voices, now = self._ownership, self._voices, self._now()
+        if ownership.is_alone:
+            return True
+        if now - self._left_at < RETURN_S or not voices.loads.are_all_known(now):
+            return False
+        return len(ownership.live) == 1 or voices.holds.was_heard(since, now)
+
     async def _run(self) -> None:
         while True:
             started = self._now()
-            await self._tick_safely()
+            await self._crashes.survive(self.tick())  # a pause would let every lease end
             await self._pace.rest(started)
-
-    async def _tick_safely(self) -> None:
-        """Tell and hear once; a bug of ours is told once and must not end the exchange."""
-        try:
-            await self.tick()
-            self._crashed = False
-        except Exception:  # noqa: BLE001 - a task that dies in silence would let every lease end
-            if not self._crashed:
-                self._log.exception("exchange_crashed")
-            self._crashed = True
 
     async def tick(self) -> None:
         """Tell and hear once."""
@@ -196,6 +218,7 @@ class Exchange:
         try:
             reply = await self._ask(text, [*orders, *holds])
         except LinkError as error:
+            self._voices.holds.give_up()
             self._not_heard(error.reason)
             return
         answered_at = self._now()
@@ -230,6 +253,7 @@ class Exchange:
             doubts=voices.division.tell(),
             wants=tuple(self._ownership.wants(known, now)),
             taken=voices.rates.tell(),
+            flushed=voices.flushes.tell(),
         )
 
     def _tellings(self) -> dict[ReplicaId, Told]:
@@ -247,8 +271,10 @@ class Exchange:
     ) -> None:
         now = self._now()
         server_ms, lives_version, lives, holds_version, held, flat = reply
-        self._server_ahead_ms = server_ms - asked_at * 1000
-        self._lives.hear_clock(self._server_ahead_ms / 1000)
+        # Rather too little: what was sent looks late then, by as much each time, and one word said
+        # after another stays later. With too much, one that the server read late would come last.
+        self._server_ahead_ms = server_ms - now * 1000
+        self._lives.hear_clock(server_ms / 1000 - asked_at)
         words = self._hearing.read(flat, (asked_at + now) / 2)
         self._hear_owners(lives_version, lives, words, known, asked_at)
         self._voices.holds.brought(holds)
@@ -258,6 +284,7 @@ class Exchange:
         self._voices.loads.hear(words, now)
         self._voices.ejections.hear(words)
         self._voices.rates.hear(words)
+        self._voices.flushes.hear(words)
         for replica_id, started_at in self._voices.division.hear(words):
             replica = self._registry.get(replica_id)
             if replica is not None:
@@ -310,5 +337,7 @@ class Exchange:
     def _tell_of(self, before: frozenset[str], after: frozenset[str]) -> None:
         for gateway in sorted(after - before):
             self._log.info("gateway_joined", gateway=gateway)
+        if before - after:
+            self._left_at = self._now()
         for gateway in sorted(before - after):
             self._log.info("gateway_left", gateway=gateway)

@@ -27,6 +27,7 @@ class SharedLoads:
         self._book = book
         self._fleet = FleetLoad(LOAD_TTL_S)
         self.is_busy = False
+        self._oldest_at = float("inf")
         self._told_some = False
 
     @property
@@ -37,6 +38,10 @@ class SharedLoads:
     def snapshot(self, replica: ReplicaId, now: float) -> ReplicaLoad:
         """Return one replica's load from all gateways at `now`."""
         return self._fleet.of_fleet(replica, self._book.snapshot(replica, now), now)
+
+    def are_all_known(self, now: float) -> bool:
+        """Return whether the load of each gateway that is there counts at `now`."""
+        return now - self._oldest_at < LOAD_TTL_S
 
     def tell(self, now: float) -> Mapping[str, tuple[int, float, int]]:
         """Return this gateway's own load, and remember that it was told."""
@@ -55,4 +60,5 @@ class SharedLoads:
             for at, word in words.values()
         ]
         self._fleet.hear(snapshots, now)
+        self._oldest_at = min((at for at, _ in words.values()), default=float("inf"))
         self.is_busy = self._told_some or any(snapshot.loads for snapshot in snapshots)

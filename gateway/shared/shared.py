@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import socket
+import time
 from collections.abc import Callable
 from random import Random
 from secrets import token_hex
 
 from gateway.api.access import Keys
+from gateway.background import Background
 from gateway.config.index import IndexConfig
 from gateway.kvevents.follow import Followers
+from gateway.l2.pools import SharedPools
 from gateway.observability.logging import EventLog
 from gateway.observability.metrics import Metrics
 from gateway.observability.redis_metrics import RedisMetrics
@@ -21,6 +24,7 @@ from gateway.replicas.registry import Registry
 from gateway.shared.division import SharedDivision
 from gateway.shared.ejections import Ejections
 from gateway.shared.exchange import Exchange, Voices
+from gateway.shared.flushes import Flushes
 from gateway.shared.holds import Holds
 from gateway.shared.lives import SharedLives
 from gateway.shared.loads import SharedLoads
@@ -82,7 +86,9 @@ class Shared:
         registry: Registry,
         followers: Followers,
         keys: Keys,
+        pools: SharedPools,
         metrics: Metrics,
+        background: Background,
         log: EventLog,
     ) -> Exchange:
         """Talk with the other gateways from now on.
@@ -91,7 +97,9 @@ class Shared:
             registry: Takes what others say of replicas.
             followers: Follow what this gateway owns.
             keys: Take what others let in.
+            pools: Forget what others were told to forget.
             metrics: Of the gateway.
+            background: Runs it.
             log: Of the gateway.
 
         Returns:
@@ -104,6 +112,7 @@ class Shared:
             ejections=Ejections(registry, self._now),
             holds=Holds(registry, self._now),
             rates=Rates(keys, self._now),
+            flushes=Flushes(pools, log, time.time),
         )
         exchange = Exchange(
             call=self.link.call,
@@ -116,6 +125,7 @@ class Shared:
             registry=registry,
             followers=followers,
             metrics=metrics.gateways,
+            background=background,
             log=log,
             now=self._now,
             rng=Random(),

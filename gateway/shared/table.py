@@ -75,12 +75,12 @@ def read_table(version: bytes, flat: Sequence[bytes]) -> Table:
     return Table(version, high_water, rows)
 
 
-def read_stamped(flat: Sequence[bytes]) -> dict[ReplicaId, tuple[int, bytes]]:
-    """Return rows of the form 13 digits of ms, then a text."""
+def read_stamped(flat: Sequence[bytes]) -> dict[str, tuple[int, bytes]]:
+    """Return by field rows of the form 13 digits of ms, then a text."""
     return {
-        _replica(field): (int(text[:13]), text[13:])
+        field.decode("utf-8", "replace"): (int(text[:13]), text[13:])
         for field, text in pairs(flat)
-        if field.startswith(_REPLICA) and text[:13].isdigit()
+        if text[:13].isdigit()
     }
 
 

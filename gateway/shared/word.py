@@ -22,6 +22,7 @@ class Word(msgspec.Struct, array_like=True, frozen=True):
             of the engine process that it saw (0: it distrusts the engine's word).
         wants: Replicas owned by others that should be its own.
         taken: Requests that it let in since it started, by API key's tag, where keys have a rate.
+        flushed: Number of the last flush of a model's shared pool that it knows of, by model key.
     """
 
     loads: Mapping[str, tuple[int, float, int]] = {}
@@ -29,6 +30,7 @@ class Word(msgspec.Struct, array_like=True, frozen=True):
     doubts: Mapping[str, tuple[int, float]] = {}
     wants: tuple[str, ...] = ()
     taken: Mapping[bytes, int] = {}
+    flushed: Mapping[str, int] = {}
 
 
 SILENCE = Word()

@@ -14,13 +14,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gateway.observability.logging import EventLog
+from gateway.redis.checking import GOOD_POLICY
 from gateway.workers.kept import Kept, Launched, start
 
 # Some connections' buffers, scripts, and the state that gateways exchange, which is a few KB each.
 _BASE_BYTES = 64 * 1024 * 1024
-# Of one block that one replica holds, with the overhead of its segment. What does not fit is
-# refused and counted, and routing goes on with what is known: nothing is evicted, as the keys that
-# are soonest to expire are the ones by which the workers know each other.
+# Of one block that one replica holds, with the overhead of its segment. Where that is not enough,
+# as after many lives within an hour, what was not used for longest goes; a server that refuses
+# writes instead would end all that the workers share.
 _BLOCK_BYTES = 150
 _POLL_S = 0.01
 _START_S = 10.0
@@ -93,7 +94,7 @@ class EmbeddedServer(Kept):
             "appendonly": "no",
             "dir": str(self._socket.parent),
             "maxmemory": str(self._max_bytes),
-            "maxmemory-policy": "noeviction",
+            "maxmemory-policy": GOOD_POLICY,
             "loglevel": "warning",
         }
         options = [word for name, value in settings.items() for word in (f"--{name}", value)]

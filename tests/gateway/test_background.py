@@ -2,23 +2,29 @@
 
 import asyncio
 import json
+import logging
+import sys
 from dataclasses import dataclass, field
 
 import pytest
 
 from gateway.background import Background, Work
 from gateway.config.models import GatewayConfig
+from gateway.observability.logging import JsonFormatter
 from gateway.observability.metrics import Metrics
 from gateway.replicas.discovery.file import FileDiscovery
+from gateway.shared.loads import SharedLoads
 from tests.support.engines import Engine
 from tests.support.redis_servers import LogLines
 from tests.support.replicas import until
+from tests.support.several import several
+
+__all__ = ["several"]
 
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch):
     monkeypatch.setattr("gateway.background.FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr("gateway.background.LONGEST_PAUSE_S", 0.004)
 
 
 @dataclass
@@ -88,7 +94,8 @@ async def test_crashes_in_a_row_are_told_once_and_all_counted():
     await ends(task)
 
 
-async def test_a_crash_after_a_run_that_was_well_is_told_again():
+async def test_a_crash_after_a_run_that_was_well_is_told_again(monkeypatch):
+    monkeypatch.setattr("gateway.background.LONGEST_PAUSE_S", 0.01)
     watched, crash = Watched(), asyncio.Event()
 
     async def run():
@@ -182,3 +189,79 @@ async def test_a_discovery_that_meets_a_bug_is_told_and_finds_replicas_afterward
     [line] = [line for line in gateway.log if line["event"] == "task_crashed"]
     assert (line["task"], line["name"]) == ("discovery", "m file")
     assert await gateway.metric('warmroute_task_crashes_total{task="discovery"}') == 1
+
+
+async def test_what_goes_on_at_once_after_a_bug_tells_and_counts_it_in_the_same_way(monkeypatch):
+    monkeypatch.setattr("gateway.background.LONGEST_PAUSE_S", 0.01)
+    watched, loop = Watched(), asyncio.get_running_loop()
+    crashes = watched.background.crashes(Work.INDEX_WRITER, "a")
+    assert not await crashes.survive(Runs(OSError(24, "a text"))())
+    [line] = watched.log.lines
+    assert (line["event"], line["task"], line["name"]) == ("task_crashed", "index_writer", "a")
+    assert (line["error"], line["errno"]) == ("OSError", 24)
+    assert "a text" not in json.dumps(line)
+    well_at = loop.time() + 0.1  # longer than the longest pause
+    await until(lambda: loop.time() > well_at, "a long time without a crash")
+    assert not await crashes.survive(Runs(KeyError())())
+    assert (len(watched.log.lines), watched.crashes(Work.INDEX_WRITER)) == (2, 2)
+
+
+async def test_what_crashes_at_each_step_is_told_once():
+    watched = Watched()
+    crashes, run = watched.background.crashes(Work.EXCHANGE), Runs(*(KeyError() for _ in range(5)))
+    assert [await crashes.survive(run()) for _ in range(5)] == [False] * 5
+    assert (len(watched.log.lines), watched.crashes(Work.EXCHANGE)) == (1, 5)
+
+
+async def test_a_step_that_goes_well_is_no_crash_and_one_that_is_cancelled_is_not_survived():
+    watched = Watched()
+    crashes = watched.background.crashes(Work.EXCHANGE)
+    assert await crashes.survive(asyncio.sleep(0))
+    task = asyncio.create_task(crashes.survive(Runs()()))
+    await asyncio.sleep(0)
+    task.cancel()
+    await ends(task)
+    assert (task.cancelled(), watched.log.lines) == (True, [])
+
+
+async def test_the_exchange_goes_on_after_a_bug_and_tells_it(
+    several, redis_server, engines, monkeypatch
+):
+    [gateway] = await several(redis_server, await engines(Engine()), 1)
+    key = "sk-1234"
+
+    def fail(*_):
+        raise KeyError(key)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SharedLoads, "tell", fail)
+
+        async def has_crashed_again():
+            return await gateway.metric('warmroute_task_crashes_total{task="exchange"}') >= 3
+
+        await until(has_crashed_again, "crashes")
+    [line] = [line for line in gateway.log if line["event"] == "task_crashed"]
+    assert (line["task"], line["error"]) == ("exchange", "KeyError")
+    assert key not in json.dumps(line)
+
+    async def is_heard():
+        return (await gateway.status())["gateways"]["heard_s_ago"] < 0.2
+
+    await until(is_heard, "the next tick")
+
+
+def test_no_log_line_has_the_text_of_an_exception():
+    record = logging.LogRecord("a", logging.ERROR, "", 0, "internal_error", (), None)
+    text = "a prompt"
+    try:
+        _fail(text)
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    line = json.loads(JsonFormatter().format(record))
+    assert (line["event"], line["error"]) == ("internal_error", "ValueError")
+    assert "raise ValueError(text)" in line["traceback"]
+    assert text not in json.dumps(line)
+
+
+def _fail(text):
+    raise ValueError(text)

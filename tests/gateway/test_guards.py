@@ -110,7 +110,7 @@ def test_busy_replicas_are_passed_over_while_there_are_others(clock):
 
 
 def test_a_rate_is_a_bucket():
-    rate = RateLimit(per_minute=60, tokens=10.0, at=0.0)
+    rate = RateLimit(tag=b"k", per_minute=60, tokens=10.0, at=0.0)
     assert [rate.take(0.0) for _ in range(10)] == [0.0] * 10
     assert rate.take(0.0) == 1.0
     assert rate.take(0.5) == 0.5
@@ -244,21 +244,24 @@ def test_tenants_have_salts_that_nobody_else_can_have():
 
 async def test_stored_responses_are_noted_by_their_first_bytes_and_bounded():
     stored = Stored()
-    stored.notes([], A, RESPONSES_PATH).feed(b'{"id": "resp_abc-1", "object": "response"}')
-    event = b'event: response.created\ndata: {"response":{"id":"resp_2"}}'
-    stored.notes([], A, RESPONSES_PATH).feed(event)
-    stored.notes([], A, RESPONSES_PATH).feed(b'{"id": "chatcmpl-1"}')
+
+    async def note(body):
+        await (await stored.notes([], A, RESPONSES_PATH)).feed(body)
+
+    await note(b'{"id": "resp_abc-1", "object": "response"}')
+    await note(b'event: response.created\ndata: {"response":{"id":"resp_2"}}')
+    await note(b'{"id": "chatcmpl-1"}')
     ids = ("resp_abc-1", "resp_2", "chatcmpl-1")
     assert [await stored.response(one) for one in ids] == [A, A, None]
     for number in range(MAX_RESPONSES):
-        stored.notes([], A, RESPONSES_PATH).feed(b'{"id":"resp_n%d"}' % number)
+        await note(b'{"id":"resp_n%d"}' % number)
     assert await stored.response("resp_2") is None
 
 
 async def test_sessions_are_noted_by_the_header_that_opens_them():
     stored = Stored()
     for opened in (b"s-1; Expires=2026", b"s" * 1000):
-        stored.notes([(b"x-amzn-sagemaker-new-session-id", opened)], A, "/invocations")
+        await stored.notes([(b"x-amzn-sagemaker-new-session-id", opened)], A, "/invocations")
 
     async def session(value):
         return await stored.home([(b"x-amzn-sagemaker-session-id", value)])

@@ -9,9 +9,10 @@ from gateway.replicas.health import FIRST_PROBES_APART_S
 from tests.support.engines import Balancer, Engine
 from tests.support.replicas import until
 
-# Facts are read again after an hour, so what is noticed earlier was noticed for another reason.
-ONLY_WHEN_IN_DOUBT = {"interval_s": 0.05, "timeout_s": 0.5, "metrics_interval_s": 3600.0}
-AT_EVERY_PROBE = {"interval_s": 0.05, "timeout_s": 0.5, "metrics_interval_s": 0.01}
+# Facts are read again after an hour, so what is noticed earlier was noticed for another reason: no
+# probe is late because the machine is busy, either.
+ONLY_WHEN_IN_DOUBT = {"interval_s": 0.05, "timeout_s": 5.0, "metrics_interval_s": 3600.0}
+AT_EVERY_PROBE = {"interval_s": 0.05, "timeout_s": 5.0, "metrics_interval_s": 0.01}
 
 
 def fleet(*replicas, **fields):
@@ -88,7 +89,7 @@ async def test_a_restart_between_two_probes_is_noticed_with_the_next_one(engines
 
 async def test_a_black_hole_that_ends_is_looked_at_again(engines, gateways):
     [engine] = await engines(Engine())
-    health = {**ONLY_WHEN_IN_DOUBT, "timeout_s": 0.1, "failures_to_eject": 1}
+    health = {**ONLY_WHEN_IN_DOUBT, "timeout_s": 0.5, "failures_to_eject": 1}
     gateway = await gateways(fleet(engine), health=health)
     engine.hangs = {"/health", "/metrics"}
 
@@ -114,7 +115,7 @@ async def test_a_replica_that_never_answers_costs_one_request_at_a_time(engines,
 
 async def test_metrics_that_hang_keep_nobody_from_being_ready(engines, gateways):
     [engine] = await engines(Engine(hangs={"/metrics"}))
-    health = {**ONLY_WHEN_IN_DOUBT, "timeout_s": 0.1}
+    health = {**ONLY_WHEN_IN_DOUBT, "timeout_s": 1.0}
     gateway = await gateways(fleet(engine), health=health)
     await probed(engine, 5)
     assert await gateway.states() == ["ready"]
@@ -134,9 +135,9 @@ async def test_an_endless_page_is_cut_off(engines, gateways):
                 self.asked["pieces"] += 1
 
     [engine] = await engines(Endless())
-    gateway = await gateways(fleet(engine), health={**ONLY_WHEN_IN_DOUBT, "timeout_s": 5.0})
+    gateway = await gateways(fleet(engine), health=ONLY_WHEN_IN_DOUBT)
     assert await gateway.states() == ["ready"]
-    assert engine.asked["pieces"] <= 8 * 16 + 64, "8 MiB, and what waits in sockets' buffers"
+    assert engine.asked["pieces"] <= 8 * 16 + 256, "8 MiB, and what waits in sockets' buffers"
 
 
 async def test_a_bug_of_ours_is_told_once_and_probing_goes_on(engines, gateways, monkeypatch):
@@ -148,9 +149,12 @@ async def test_a_bug_of_ours_is_told_once_and_probing_goes_on(engines, gateways,
 
     with monkeypatch.context() as patched:
         patched.setattr("gateway.replicas.facts.engine_page", fail)
-        await until(lambda: events(gateway, "probe_crashed"))
+        await until(lambda: events(gateway, "task_crashed"))
         await probed(engine, 3)
-        assert len(events(gateway, "probe_crashed")) == 1
+        [told] = events(gateway, "task_crashed")
+        assert (told["task"], told["name"]) == ("probe", engine.name)
+        assert "a bug" not in told.values()
+        assert await gateway.metric('warmroute_task_crashes_total{task="probe"}') >= 3
         assert await gateway.states() == ["ready"], "no fault of the replica"
     await probed(engine, 2)
     engine.healthy = False

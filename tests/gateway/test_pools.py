@@ -7,6 +7,7 @@ from random import Random
 from unittest import mock
 
 from gateway.config.models import GatewayConfig
+from tests.support.live import sections
 from tests.support.replicas import until
 
 CHAT = "/v1/chat/completions"
@@ -241,3 +242,18 @@ def _refused(gateway):
 async def _replicas(gateway, expected):
     models = (await gateway.status())["models"]
     return [[replica["id"] for replica in model["replicas"]] for model in models] == expected
+
+
+async def test_two_models_that_swap_their_replicas_in_a_reload_refuse_none(replicas, live):
+    one, two = await replicas(answers, answers)
+
+    def each(**replica_by_model):
+        models = replica_by_model.items()
+        return sections(models=[{"name": n, "replicas": [{"url": r.url}]} for n, r in models])
+
+    gateway = await live(each(a=one, b=two))
+    answer = await gateway.reload(each(a=two, b=one))
+    assert answer.json()["result"] == "applied"
+    assert await _replicas(gateway.gateway, [[two.name], [one.name]])
+    await until(lambda: _states(gateway.gateway, {"ready"}))
+    assert gateway.told("replica_refused") == []

@@ -107,7 +107,6 @@ class Bench:
             timeout_s=lambda: 10.0,
             entry_ttl_s=3600.0,
             metrics=Metrics().shared_index,
-            log=LogLines(),
             now=time.monotonic,
         )
 

@@ -22,6 +22,7 @@ TRANSPORTS = {"httptools": HttpToolsTransport}
 PATIENT = Deadlines(connect_s=5.0, first_byte_s=5.0, idle_s=5.0)
 BODY = b'{"model":"m"}'
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 def post(body=BODY, *, method=b"POST", headers=()):
@@ -557,19 +558,38 @@ async def test_64_kib_of_headers_are_the_limit(transport, size):
                 await ask(transport, server)
 
 
-async def test_trailers_without_end_are_cut_off(transport):
+ENDLESS_FRAMING = {
+    "many_trailers": (b"0\r\n", b"x-trailer: value\r\n" * 4096),
+    "one_trailer": (b"0\r\nx-trailer: ", b"v" * 65536),
+    "one_extension": (b"1;x=", b"e" * 65536),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS_FRAMING)
+async def test_framing_without_end_is_cut_off(transport, kind):
+    """What comes in a body and is none of it is bounded as headers are."""
+    start, more = ENDLESS_FRAMING[kind]
+
     async def script(peer):
         await peer.request()
-        await peer.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n")
-        for _ in range(1024):
-            await peer.send(b"x-trailer: value\r\n" * 4096)
+        await peer.send(CHUNKED + b"1\r\nx\r\n" + start)
+        while True:
+            await peer.send(more)
 
     async with peer_server(script) as server:
         response = await transport.request(origin(server), post(), PATIENT)
+        got = []
         with pytest.raises(StreamBroken):
-            await whole(response)
-        response.close()
+            await read_into(got, response)
+        assert got == [b"x"]
         await until(lambda: server.ended == 1)
+
+
+async def test_framing_between_pieces_does_not_add_up(transport):
+    """A stream may have any number of small chunks, with whatever extensions each has."""
+    event = b"1;%b\r\nx\r\n" % (b"e" * 1000)
+    async with peer_server(says(CHUNKED + event * 1000 + b"0\r\n\r\n")) as server:
+        assert await ask(transport, server) == (200, b"x" * 1000)
 
 
 # What goes wrong, and by which name.

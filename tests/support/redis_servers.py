@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 import importlib.util
+import itertools
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -19,16 +19,11 @@ from gateway.redis.address import parse_url
 from gateway.redis.link import RedisLink
 from gateway.redis.node import Dialing, LinkState
 from tests.support.background import some_background
+from tests.support.ports import free_port
 from tests.support.replicas import until
 
 START_DEADLINE_S = 15.0
 QUIET = ("--save", "", "--appendonly", "no", "--daemonize", "no")
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 def redis_binary() -> str | None:
@@ -231,9 +226,10 @@ def redis_server(shared_redis):
 def own_redis(redis_path, tmp_path):
     """Make servers that a test may stop, pause and break: `own_redis()`."""
     with contextlib.ExitStack() as stack:
+        numbers = itertools.count()
 
         def make(*options, binary=redis_path, start=True):
-            folder = tmp_path / f"redis{free_port()}"
+            folder = tmp_path / f"redis{next(numbers)}"
             server = RedisServer(binary, folder, *options)
             stack.callback(server.stop)
             if start:
@@ -260,13 +256,14 @@ class LogLines:
 
 def dialing(url: str, **changes) -> Dialing:
     address, credentials = parse_url(url)
-    limit_s = changes.pop("fast_limit_s", 0.1)  # a busy machine that runs tests is no slow Redis
+    # A busy machine that runs tests is no slow or silent Redis; these have tests of their own.
+    limit_s = changes.pop("fast_limit_s", 5.0)
     values = {
         "address": address,
         "credentials": credentials,
         "tls": None,
-        "connect_timeout_s": 1.0,
-        "reply_timeout_s": 0.5,
+        "connect_timeout_s": 5.0,
+        "reply_timeout_s": 10.0,
         "fast_limit_s": limit_s if callable(limit_s) else lambda: limit_s,
         "now": time.monotonic,
         "rng": random.Random(7),
@@ -280,11 +277,14 @@ async def links():
     made = []
 
     async def make(url, *, wait_up=True, namespace="ns", log=None, **changes):
-        link = RedisLink(dialing(url, **changes), namespace, Metrics().redis, log or LogLines())
+        lines = log or LogLines()
+        link = RedisLink(dialing(url, **changes), namespace, Metrics().redis, lines)
         made.append(link)
         link.start(some_background(log))
         if wait_up:
-            await until(lambda: link.state is LinkState.UP, "the link to be up")
+            # It is up a moment before it says so.
+            await until(lambda: lines.states()[-1:] == ["up"], "the link to be up")
+            await until(lambda: link.state is LinkState.UP, "all servers of the link to be up")
         return link
 
     yield make

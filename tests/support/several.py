@@ -13,9 +13,7 @@ from tests.support.replicas import until
 
 def shared_config(server, replicas, **changes):
     """The configuration of a gateway that shares `server` with others."""
-    # A look-up on a busy machine that runs tests may take longer than one in earnest.
-    index = {"backend": "redis", "url": server.url, "lookup_timeout_s": 1.0}
-    index |= changes.pop("index", {})
+    index = _index(server) | changes.pop("index", {})
     return quick(config_from_flags([r.url for r in replicas]), index=index, **changes)
 
 
@@ -23,8 +21,14 @@ def as_flags(server, replicas):
     """The same as a file: block keys depend on the model's key, so both must have the same."""
     flags = config_from_flags([r.url for r in replicas])
     models = flags.model_dump(mode="json", exclude_defaults=True)["models"]
-    index = {"backend": "redis", "url": server.url, "lookup_timeout_s": 1.0}
-    return {"models": models, "index": index}
+    return {"models": models, "index": _index(server)}
+
+
+def _index(server):
+    # On a busy machine that runs tests a look-up may take longer than one in earnest, and a server
+    # that does not answer for half a second is no dead one.
+    times = {"lookup_timeout_s": 1.0, "reply_timeout_s": 5.0}
+    return {"backend": "redis", "url": server.url, **times}
 
 
 async def gateways_seen(gateway):
@@ -42,6 +46,12 @@ async def sees(gateway, count):
     await until(condition, f"{count} gateways")
 
 
+def is_connected(gateway):
+    """Whether a gateway reached Redis: its replicas may be ready before that."""
+    states = [line["state"] for line in gateway.log if line["event"] == "redis_state"]
+    return "up" in states
+
+
 async def state_of(gateway, replica):
     return (await gateway.replica(replica.name))["state"]
 
@@ -56,6 +66,8 @@ async def several():
             started = [await stack.enter_async_context(running(config)) for _ in range(count)]
             for gateway in started if wait_ready else ():
                 await until(lambda g=gateway: all_ready(g), "readiness")
+                if server.process is not None:
+                    await until(lambda g=gateway: is_connected(g), "its connection to Redis")
             return started
 
         yield start

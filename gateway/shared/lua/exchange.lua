@@ -3,7 +3,8 @@
 -- KEYS  1 gateways: id -> 13 digits of ms, then what that gateway said last
 --       2 lives:    "v" -> version, "life" -> the highest number given out,
 --                   "r:" .. replica -> "life owner told"
---       3 holds:    "v" -> version, "r:" .. replica -> 13 digits of ms, then the instruction
+--       3 holds:    "v" -> version, "r:" .. replica -> 13 digits of ms, then the hold,
+--                   "w:" .. replica -> 13 digits of ms, then the weight
 -- ARGV  1 id of the caller   2 what it says; empty: it leaves
 --       3 ms after which a gateway that said nothing has lost what it owned
 --       4, 5 versions of lives and holds that the caller has   6 the highest life that it knows of
@@ -18,6 +19,8 @@ local gateways, lives, holds = KEYS[1], KEYS[2], KEYS[3]
 local me, word, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
 local MAX_ROWS = 4096
+-- More than any time of 13 digits.
+local AFTER_ANY_MS = 10^13
 local GATEWAYS_TTL_MS = 60 * 1000
 local LIVES_TTL_MS = 3600 * 1000
 -- What operators said lasts as long as a node may be under repair.
@@ -109,17 +112,23 @@ local function write_row(replica, life, owner, told)
   lives_changed = true
 end
 
--- Beyond the bound the oldest row goes.
+-- Of a hold or a weight; see gateway/shared/holds.py.
+local function is_end(said) return said == 'null' or string.sub(said, 1, 4) == '["",' end
+
+-- Beyond the bound a row goes, which is returned: of those that only say that something ended the
+-- oldest, and where all are in force the oldest of all.
 local function make_room()
-  if redis.call('HLEN', holds) <= MAX_ROWS then return end
-  local rows, oldest, oldest_ms = redis.call('HGETALL', holds), nil, nil
+  if redis.call('HLEN', holds) <= MAX_ROWS then return nil end
+  local rows, first, first_rank = redis.call('HGETALL', holds), nil, nil
   for i = 1, #rows, 2 do
-    local at = tonumber(string.sub(rows[i + 1], 1, 13))
-    if string.sub(rows[i], 1, 2) == 'r:' and at and (not oldest_ms or at < oldest_ms) then
-      oldest, oldest_ms = rows[i], at
+    local at, said = tonumber(string.sub(rows[i + 1], 1, 13)), string.sub(rows[i + 1], 14)
+    if rows[i] ~= 'v' and at then
+      local rank = is_end(said) and at or at + AFTER_ANY_MS
+      if not first or rank < first_rank then first, first_rank = rows[i], rank end
     end
   end
-  if oldest then redis.call('HDEL', holds, oldest) end
+  if first then redis.call('HDEL', holds, first) end
+  return first
 end
 
 local obey = {}
@@ -158,15 +167,18 @@ end
 -- An operator's word of so many ms before this was sent: the last word counts, whoever brings it
 -- first. Its text begins with the time of the word that it answers, which it is later than in any
 -- case.
-function obey.hold(replica, number, text)
-  local key, after, said = 'r:' .. replica, string.match(text, '^(%d+) (.*)$')
+local function say(key, number, text)
+  local after, said = string.match(text, '^(%d+) (.*)$')
   local at = math.max(now_ms - late_ms - tonumber(number), tonumber(after) + 1)
   local known = redis.call('HGET', holds, key)
   if known and tonumber(string.sub(known, 1, 13)) >= at then return end
   redis.call('HSET', holds, key, string.format('%013.0f', at) .. said)
-  make_room()
-  holds_changed = true
+  -- One that has no room itself is no news: whoever knows it would bring it again in each tick.
+  if make_room() ~= key or known then holds_changed = true end
 end
+
+function obey.hold(replica, number, text) say('r:' .. replica, number, text) end
+function obey.weight(replica, number, text) say('w:' .. replica, number, text) end
 
 local lives_version, holds_version = version(lives), version(holds)
 for i = 8, #ARGV, 4 do

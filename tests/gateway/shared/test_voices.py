@@ -1,8 +1,10 @@
 """What gateways tell each other, each voice by itself."""
 
+import asyncio
+
 import pytest
 
-from gateway.api.access import Keys
+from gateway.api.access import RESTED_AFTER_S, Keys
 from gateway.config.access import KeyConfig
 from gateway.config.guards import EjectionConfig
 from gateway.errors import RateLimited
@@ -22,6 +24,7 @@ from routing.types import ReplicaId
 from tests.support.redis_servers import LogLines
 
 R0, R1 = ReplicaId("r0"), ReplicaId("r1")
+HOLD, WEIGHT = "r:r0", "w:r0"
 
 
 class Clock:
@@ -67,7 +70,7 @@ def test_what_cannot_be_read_is_silence(text):
 
 def test_a_word_of_a_version_that_tells_more_or_less_is_read_as_far_as_it_goes():
     assert decode_word(b"\x91\x81\xa2r0\x93\x01\x00\x00").loads == {"r0": (1, 0, 0)}
-    assert decode_word(b"\x96\x80\x80\x80\x90\x80\xc0") == SILENCE
+    assert decode_word(b"\x97\x80\x80\x80\x90\x80\x80\xc0") == SILENCE
 
 
 def test_a_gateway_whose_word_cannot_be_read_is_told_once():
@@ -144,8 +147,9 @@ def put(rows, orders, server_ms):
     for order in orders:
         after, _, text = order.text.partition(" ")
         at = max(server_ms - order.number, int(after) + 1)
-        if order.replica not in rows or rows[order.replica][0] < at:
-            rows[order.replica] = (at, text.encode())
+        field = {"hold": "r:", "weight": "w:"}[order.verb] + order.replica
+        if field not in rows or rows[field][0] < at:
+            rows[field] = (at, text.encode())
 
 
 def test_a_hold_given_here_is_brought_once_and_taken_there(registry, now):
@@ -166,11 +170,12 @@ def test_a_hold_given_here_is_brought_once_and_taken_there(registry, now):
 
 
 def test_a_hold_heard_is_in_force_and_not_said_again(registry, now):
-    holds, rows = Holds(registry, now), {R0: (49_000, b'["draining","","b",0,null]')}
+    holds, rows = Holds(registry, now), {HOLD: (49_000, b'["draining","","b",0]')}
     holds.hear(rows, 50_000, now.time)
     assert registry[R0].state is ReplicaState.DRAINING
     assert holds.orders() == []
-    holds.hear({R0: (50_000, b'["","","",0,0.5]')}, 50_000, now.time)
+    words = {HOLD: (50_000, b'["","","",0]'), WEIGHT: (50_000, b"0.5"), "v": (50_000, b"")}
+    holds.hear(words, 50_000, now.time)
     assert (registry[R0].hold, registry[R0].weight) == (None, 0.5)
 
 
@@ -178,7 +183,7 @@ def test_the_last_word_counts_whoever_brings_it_first(registry, now):
     holds = Holds(registry, now)
     registry.hold(R0, ReplicaState.CORDONED, "first")  # Redis is away: it waits
     now.time += 60.0
-    rows = {R0: (90_000, b'["","","",0,null]')}  # 10 s ago, somewhere else: not held
+    rows = {HOLD: (90_000, b'["","","",0]')}  # 10 s ago, somewhere else: not held
     orders = holds.orders()
     put(rows, orders, 100_000)
     holds.brought(orders)
@@ -188,7 +193,7 @@ def test_the_last_word_counts_whoever_brings_it_first(registry, now):
 
 def test_what_is_said_while_a_tick_is_under_way_is_later_than_all_that_it_tells(registry, now):
     holds = Holds(registry, now)
-    registry.weigh(R0, 0.5)
+    registry.hold(R0, ReplicaState.DRAINING, "")
     under_way, asked_at, rows = holds.orders(), now.time, {}
     put(rows, under_way, 50_000)
     now.time += 0.001
@@ -199,13 +204,13 @@ def test_what_is_said_while_a_tick_is_under_way_is_later_than_all_that_it_tells(
     assert registry[R0].hold is not None
     now.time += 0.010
     put(rows, holds.orders(), 50_002)  # a way of 10 ms less than the one before
-    assert b"cordoned" in rows[R0][1]
+    assert b"cordoned" in rows[HOLD][1]
 
 
 def test_a_later_word_of_ours_is_not_undone_by_an_earlier_one(registry, now):
     holds = Holds(registry, now)
     registry.hold(R0, ReplicaState.CORDONED, "now")
-    holds.hear({R0: (90_000, b'["","","",0,null]')}, 100_000, now.time)
+    holds.hear({HOLD: (90_000, b'["","","",0]')}, 100_000, now.time)
     assert registry[R0].hold is not None
     assert len(holds.orders()) == 1
 
@@ -224,30 +229,30 @@ def test_what_was_said_is_brought_again_when_the_table_is_lost(registry, now):
 @pytest.mark.parametrize("later", ["held", "not held"])
 def test_a_server_that_comes_back_with_an_earlier_word_is_told_the_later_one(registry, now, later):
     holds = Holds(registry, now)
-    cordoned, free = b'["cordoned","","b",0,null]', b'["","","",0,null]'
+    cordoned, free = b'["cordoned","","b",0]', b'["","","",0]'
     words = (free, cordoned) if later == "held" else (cordoned, free)
     for ms, text in zip((90_000, 95_000), words, strict=True):
-        holds.hear({R0: (ms, text)}, 100_000, now.time)
-    rows = {R0: (90_000, words[0])}
+        holds.hear({HOLD: (ms, text)}, 100_000, now.time)
+    rows = {HOLD: (90_000, words[0])}
     holds.hear(rows, 101_000, now.time)
     assert (registry[R0].hold is not None) == (later == "held")
     put(rows, holds.orders(), 101_000)
-    assert rows[R0][0] > 95_000
-    assert (b"cordoned" in rows[R0][1]) == (later == "held")
+    assert rows[HOLD][0] > 95_000
+    assert (b"cordoned" in rows[HOLD][1]) == (later == "held")
 
 
 def test_a_word_that_another_one_brought_again_a_moment_earlier_is_not_brought_twice(registry, now):
     holds = Holds(registry, now)
-    text = b'["cordoned","","b",0,null]'
-    holds.hear({R0: (90_000, text)}, 100_000, now.time)
-    holds.hear({R0: (89_998, text)}, 100_000, now.time)
+    text = b'["cordoned","","b",0]'
+    holds.hear({HOLD: (90_000, text)}, 100_000, now.time)
+    holds.hear({HOLD: (89_998, text)}, 100_000, now.time)
     assert holds.orders() == []
 
 
 def test_a_word_of_a_release_that_says_more_is_read_as_far_as_it_goes(registry, now):
-    text = b'["cordoned","ticket 12","b",0,0.5,"more",{"and":"more"}]'
-    Holds(registry, now).hear({R0: (90_000, text)}, 100_000, now.time)
-    assert (registry[R0].state, registry[R0].weight) == (ReplicaState.CORDONED, 0.5)
+    text = b'["cordoned","ticket 12","b",0,"more",{"and":"more"}]'
+    Holds(registry, now).hear({HOLD: (90_000, text)}, 100_000, now.time)
+    assert registry[R0].state is ReplicaState.CORDONED
 
 
 def test_what_was_said_again_meanwhile_is_brought_too(registry, now):
@@ -260,13 +265,55 @@ def test_what_was_said_again_meanwhile_is_brought_too(registry, now):
     assert len(holds.orders()) == 1
 
 
-@pytest.mark.parametrize("text", [b"", b"{}", b'["flying","","",0,null]'])
+@pytest.mark.parametrize("text", [b"", b"{}", b'["flying","","",0]'])
 def test_an_instruction_that_cannot_be_read_changes_nothing(registry, now, text):
     holds = Holds(registry, now)
     registry.hold(R0, ReplicaState.CORDONED, "")
     holds.brought(holds.orders())
-    holds.hear({R0: (100_000, text)}, 100_000, now.time)
-    assert registry[R0].state is ReplicaState.CORDONED
+    registry.weigh(R0, 0.5)
+    holds.brought(holds.orders())
+    holds.hear({HOLD: (100_000, text), WEIGHT: (100_000, text)}, 100_000, now.time)
+    assert (registry[R0].state, registry[R0].weight) == (ReplicaState.CORDONED, 0.5)
+
+
+def test_a_word_about_one_leaves_what_was_said_of_the_other(registry, now):
+    holds = Holds(registry, now)
+    registry.weigh(R0, 0.5)
+    orders, rows = holds.orders(), {HOLD: (90_000, b'["cordoned","","b",0]')}
+    put(rows, orders, 100_000)
+    holds.brought(orders)
+    holds.hear(rows, 100_000, now.time)
+    assert (registry[R0].state, registry[R0].weight) == (ReplicaState.CORDONED, 0.5)
+
+
+def test_a_word_that_is_no_news_here_is_brought_as_it_may_be_elsewhere(registry, now):
+    holds, rows = Holds(registry, now), {HOLD: (90_000, b'["cordoned","why","b",0]')}
+    holds.hear(rows, 90_000, now.time)
+    now.time += 10.0
+    rows[HOLD] = (99_999, b'["","","",0]')  # said elsewhere, and not heard here yet
+    assert not registry.hold(R0, ReplicaState.CORDONED, "")
+    put(rows, holds.orders(), 100_000)
+    assert rows[HOLD] == (100_000, b'["cordoned","why","b",10000]')
+
+
+async def test_a_word_is_settled_when_it_was_brought_or_cannot_be(registry, now):
+    holds = Holds(registry, now)
+    await holds.settle()
+    registry.weigh(R0, 0.5)
+    under_way = holds.orders()
+    registry.weigh(R0, 2.0)
+    waiting = asyncio.create_task(holds.settle())
+    await asyncio.sleep(0)
+    holds.brought(under_way)
+    await asyncio.sleep(0)
+    assert not waiting.done(), "what was brought was said before"
+    holds.brought(holds.orders())
+    await waiting
+    registry.weigh(R0, 0.5)
+    waiting = asyncio.create_task(holds.settle())
+    await asyncio.sleep(0)
+    holds.give_up()
+    await waiting
 
 
 # Rates
@@ -316,6 +363,24 @@ def test_over_a_minute_two_gateways_let_in_what_one_would(now):
         now.time += 0.1
     # 60, a burst of 10, and the same burst let in by each before they heard of each other.
     assert 60 <= total <= 60 + 2 * 10 + 2
+
+
+def test_a_key_that_rests_is_not_told_of_and_counts_again_when_it_is_used(now):
+    ours, theirs = keys(now), keys(now)
+    here, there = Rates(ours, now), Rates(theirs, now)
+    here.hear(said(b=Word(taken=there.tell())))
+    assert let_in(theirs, 6) == 6
+    for _ in range(int(RESTED_AFTER_S)):
+        assert len(there.tell()) == 1
+        here.hear(said(b=Word(taken=there.tell())))
+        now.time += 1.0
+    assert there.tell() == {}
+    here.hear(said(b=Word(taken=there.tell())))
+    now.time += 60.0
+    here.hear(said(b=Word(taken=there.tell())))
+    assert let_in(theirs, 6) == 6
+    here.hear(said(b=Word(taken=there.tell())))
+    assert let_in(ours, 9) == 4
 
 
 def test_a_gateway_that_is_heard_first_is_not_counted_for_its_past(now):

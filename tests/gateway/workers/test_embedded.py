@@ -51,9 +51,21 @@ async def test_it_is_private_bounded_and_forgets_nothing_by_surprise(embed, prog
     assert stat.S_IMODE(socket.stat().st_mode) == 0o700
     async with redis.asyncio.Redis.from_url(server.url, decode_responses=True) as client:
         settings = await client.config_get("*")
-    expected = {"port": "0", "maxmemory-policy": "noeviction", "save": "", "appendonly": "no"}
+    expected = {"port": "0", "maxmemory-policy": "volatile-lru", "save": "", "appendonly": "no"}
     assert {name: settings[name] for name in expected} == expected
     assert int(settings["maxmemory"]) == 64 * 1024 * 1024 + 150 * MAX_BLOCKS
+
+
+async def test_when_it_is_full_it_still_takes_what_the_workers_tell(embed, program, monkeypatch):
+    monkeypatch.setattr(embedded, "_BASE_BYTES", 4 * 1024 * 1024)
+    server = await embed(program)
+    async with redis.asyncio.Redis.from_url(server.url) as client:
+        pipe = client.pipeline(transaction=False)
+        for number in range(8000):
+            pipe.set(number, b"x" * 1000, ex=3600)
+        await pipe.execute()
+        assert await client.dbsize() < 8000, "what does not fit takes the place of another"
+        assert await client.set("word", "of a worker", ex=60)
 
 
 async def test_a_program_that_does_not_start_says_why(embed, tmp_path):
