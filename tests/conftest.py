@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
 import pytest
 import trustme
+from hypothesis import HealthCheck, settings
 
 from tests.support.redis_servers import (
     links,
@@ -29,6 +30,10 @@ __all__ = [
     "shared_redis",
     "valkey_server",
 ]
+
+# Hypothesis gives an example 200 ms: a matter of luck on a busy machine, and no law is about that.
+settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("house")
 
 # What was told to stop may need a few turns of the loop to do so; whatever needs longer leaks.
 STOP_GRACE_S = 2.0

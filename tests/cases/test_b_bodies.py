@@ -105,6 +105,7 @@ def bomb(num_bytes):
     return head + block * (num_bytes // MIB - 1)
 
 
+@pytest.mark.alone  # measures time and memory
 async def test_b018c_a_gzip_bomb_is_a_413_in_bounded_memory(replicas, processes, raw):
     """5 MiB of gzip that unpack to 5 GiB end at limits.max_body_bytes, and memory with them."""
     [replica] = await replicas(answers)
@@ -209,6 +210,7 @@ async def test_b026_bodies_of_any_allowed_size_are_served(replicas, gateways, ra
         assert replica.received.pop().body == body
 
 
+@pytest.mark.alone  # measures time
 async def test_b026_a_10_mib_prompt_does_not_stall_health(replicas, gateways, raw):
     """While 10 MiB are read, rendered, tokenized and routed, /health answers within 0.5 s."""
     [replica] = await replicas(answers)

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import time
 
+import pytest
+
 from tests.support.clients import post
 from tests.support.replicas import until
 
@@ -57,6 +59,7 @@ async def trickle(client, head, piece, period_s):
     return await answered
 
 
+@pytest.mark.alone  # measures time
 async def test_b051_trickling_clients_are_cut_and_others_do_not_feel_them(replicas, gateways, raw):
     """Headers or bodies that trickle in are cut by receive_s with 408; others stay as fast.
 

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.config.load import config_from_flags
 from tests.support.clients import post
-from tests.support.replicas import until
+from tests.support.replicas import WAIT_S, until
 
 CHAT = "/v1/chat/completions"
 STREAM = '{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}'
@@ -63,6 +63,7 @@ class Lockstep:
         return took_s
 
 
+@pytest.mark.alone  # measures time
 @pytest.mark.parametrize("accept", ["gzip", "gzip, deflate, br, zstd", "*"])
 async def test_b030_events_arrive_one_by_one_whatever_the_client_accepts(
     replicas, gateways, raw, accept
@@ -106,6 +107,7 @@ http {{
 """
 
 
+@pytest.mark.alone  # measures time
 async def test_b032_events_come_singly_through_nginx(replicas, gateways, require, tmp_path):
     """nginx with its defaults (proxy_buffering on, HTTP/1.0 to us) hands on event by event."""
     require("nginx", shutil.which("nginx") is not None, "apt-get install nginx-light")
@@ -317,20 +319,20 @@ async def test_b043_a_long_prefill_is_not_cut_by_the_other_limits(
 ):
     """A first event after longer than the connect, idle and receive limits together arrives.
 
-    Scaled: 0.6 s instead of 130 s, before limits of 0.1 s.
+    Scaled: 1.2 s instead of 130 s, before limits of 0.3 s.
     """
 
     async def script(conversation):
         if headers_first:
             await conversation.start_stream()
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(1.2)  # the prefill
         if not headers_first:
             await conversation.start_stream()
         await conversation.chunk(DONE)
         await conversation.end()
 
     [replica] = await replicas(script)
-    limits = {"connect_s": 0.1, "idle_s": 0.1, "receive_s": 0.1, "first_byte_s": 5.0}
+    limits = {"connect_s": 0.3, "idle_s": 0.3, "receive_s": 0.3, "first_byte_s": 10.0}
     gateway = await gateways(replica, timeouts=limits)
     client = await raw(gateway)
     await client.send(post(CHAT, STREAM))
@@ -339,7 +341,7 @@ async def test_b043_a_long_prefill_is_not_cut_by_the_other_limits(
 
 
 @pytest.mark.parametrize("headers_first", [True, False])
-@pytest.mark.parametrize("heartbeat_s", [None, 0.1])
+@pytest.mark.parametrize("heartbeat_s", [None, 0.05])
 async def test_b043_a_set_limit_that_passes_ends_both_sides(
     replicas, gateways, raw, headers_first, heartbeat_s
 ):
@@ -370,7 +372,7 @@ async def test_b043_a_set_limit_that_passes_ends_both_sides(
         last = answer.body.removesuffix(b"\n\n").rpartition(b"\n\n")[2]
         assert json.loads(last.removeprefix(b"data: "))["error"]["reason"] == "replica_timeout"
         assert b"[DONE]" not in answer.body
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(WAIT_S):
         await left.wait()
     assert await gateway.in_flight() == 0
 
@@ -384,26 +386,34 @@ async def test_b043_heartbeats_fill_a_long_prefill_and_end_with_it(
     Without headers there are none: nobody knows yet whether the answer is a stream or an error.
     """
     events = [delta("a"), delta("b"), DONE]
+    prefilled = asyncio.Event()
 
     async def script(conversation):
         if headers_first:
             await conversation.start_stream()
-        await asyncio.sleep(0.5)
-        if not headers_first:
+            await prefilled.wait()
+        else:
+            await asyncio.sleep(0.5)  # a long prefill
             await conversation.start_stream()
         for event in events:
             await conversation.chunk(event)
-            await asyncio.sleep(0.15)
+            await asyncio.sleep(0.3)  # longer than what would bring another comment
         await conversation.end()
 
     [replica] = await replicas(script)
     gateway = await gateways(replica, timeouts={"heartbeat_s": 0.1})
     client = await raw(gateway)
     await client.send(post(CHAT, STREAM))
-    answer = await client.answer()
-    waiting, _, rest = answer.body.partition(b"data: ")
-    assert 2 <= waiting.count(b"\n\n") <= 5 if headers_first else waiting == b""
-    assert waiting == b": waiting\n\n" * waiting.count(b"\n\n")
+    await client.head()
+    if headers_first:
+        for _ in range(2):
+            assert await client.chunk() == b": waiting\n\n"
+    prefilled.set()
+    body = b""
+    while piece := await client.chunk():
+        body += piece
+    waiting, _, rest = body.partition(b"data: ")  # some more may have been on their way
+    assert waiting == b": waiting\n\n" * (waiting.count(b"\n\n") if headers_first else 0)
     assert b"data: " + rest == b"".join(events)
 
 
@@ -412,7 +422,7 @@ async def test_b160_a_stream_that_stays_open_ends_by_the_idle_limit(replicas, ga
     """[DONE] is at the client at once, and the replica's load falls when the idle limit passes.
 
     Without [DONE] none is made up: the idle limit ends the stream with an error event. Scaled: an
-    idle limit of 0.5 s before a replica that would hold on for ever.
+    idle limit of 1 s before a replica that would hold on for ever.
     """
     left = asyncio.Event()
     events = [delta("a"), delta("", '"stop"'), *([DONE] if done else [])]
@@ -425,23 +435,22 @@ async def test_b160_a_stream_that_stays_open_ends_by_the_idle_limit(replicas, ga
         left.set()
 
     [replica] = await replicas(script)
-    gateway = await gateways(replica, timeouts={"idle_s": 0.5})
+    gateway = await gateways(replica, timeouts={"idle_s": 1.0})
     client = await raw(gateway)
-    started = time.perf_counter()
     await client.send(post(CHAT, STREAM))
     await client.head()
     received = b""
     while len(received) < len(b"".join(events)):
         received += await client.chunk()
     assert received == b"".join(events)
-    assert time.perf_counter() - started < 0.4, "before the idle limit"
+    assert not left.is_set(), "before the idle limit"
     rest = b""
     while piece := await client.chunk():  # up to the last chunk: the body ends, and well
         rest += piece
     assert b"[DONE]" not in rest
     if not done:
         assert json.loads(rest.strip().removeprefix(b"data: "))["error"]["code"] == 504
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(WAIT_S):
         await left.wait()
     assert await gateway.in_flight() == 0
 

@@ -104,7 +104,7 @@ async def test_d099_workers_of_several_gateways_together_keep_the_bound_that_one
             while len(sent) < total:
                 post = client.post(next(turns).url + CHAT, json=body, timeout=60.0)
                 sent.append(asyncio.create_task(post))
-            await until(lambda t=total: len(held) == t, "all requests", within_s=30.0)
+            await until(lambda t=total: len(held) == t, "all requests", within_s=60.0)
             fullest.append(max(Counter(held).values()))
         go.set()
         assert {answer.status_code for answer in await asyncio.gather(*sent)} == {200}

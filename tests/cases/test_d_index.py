@@ -24,12 +24,16 @@ async def send(gateway, ids):
     return answer.headers["x-warmroute-replica"]
 
 
-def answers(cached=None, delay_s=0.0):
-    """A script: a completion whose usage tells cached tokens by a function of the prompt."""
+def answers(cached=None, release=None):
+    """A script: a completion whose usage tells cached tokens by a function of the prompt.
+
+    With an event it is answered once that is set.
+    """
 
     async def script(conversation):
         prompt = json.loads(conversation.request.body)["prompt"]
-        await asyncio.sleep(delay_s)  # the replica's service time
+        if release is not None:
+            await release.wait()
         usage = {"prompt_tokens": len(prompt), "completion_tokens": 1}
         if cached is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": cached(prompt)}
@@ -39,15 +43,27 @@ def answers(cached=None, delay_s=0.0):
     return script
 
 
+async def all_at_once(gateway, fleet, release, prompts):
+    """Send prompts that are answered once all of them are there; count where they went."""
+    expected = sum(len(replica.received) for replica in fleet) + len(prompts)
+    release.clear()
+    sent = [asyncio.create_task(send(gateway, ids)) for ids in prompts]
+    await until(lambda: sum(len(replica.received) for replica in fleet) == expected, "all of them")
+    release.set()
+    return Counter(await asyncio.gather(*sent))
+
+
 async def test_d075_one_prefix_for_all_users_spreads_over_the_fleet(engines, gateways):
-    """Scaled down: a prefix of 400 tokens, and 0.5 s of service."""
-    fleet = await engines(*(Engine(script=answers(delay_s=0.5), block_size=SIZE) for _ in range(4)))
+    """Scaled down: a prefix of 400 tokens."""
+    release = asyncio.Event()
+    release.set()
+    script = answers(release=release)
+    fleet = await engines(*(Engine(script=script, block_size=SIZE) for _ in range(4)))
     gateway = await gateways(*fleet)
     prefix = tokens(100)
     warm = await send(gateway, [*prefix, 1])
-    placed = Counter(
-        await asyncio.gather(*(send(gateway, [*prefix, *tokens(2, 1000 * n)]) for n in range(200)))
-    )
+    prompts = [[*prefix, *tokens(2, 1000 * n)] for n in range(200)]
+    placed = await all_at_once(gateway, fleet, release, prompts)
     assert warm in placed
     assert len(placed) == 4, "no replica is idle while another one queues"
     assert max(placed.values()) <= 1.25 * 50 + 1
@@ -173,10 +189,12 @@ async def test_d093_engines_that_hash_differently_share_keys(fleet):
 
 async def test_d101_a_burst_is_split_by_our_own_counts(engines, gateways):
     """Their metrics say nothing runs, from the first to the last request."""
-    fleet = await engines(*(Engine(script=answers(delay_s=0.3), block_size=SIZE) for _ in range(2)))
+    release = asyncio.Event()
+    script = answers(release=release)
+    fleet = await engines(*(Engine(script=script, block_size=SIZE) for _ in range(2)))
     gateway = await gateways(*fleet)
-    sent = (send(gateway, tokens(3, 1000 * n)) for n in range(100))
-    placed = Counter(await asyncio.gather(*sent))
+    prompts = [tokens(3, 1000 * n) for n in range(100)]
+    placed = await all_at_once(gateway, fleet, release, prompts)
     assert all(45 <= placed[replica.name] <= 55 for replica in fleet), placed
 
 

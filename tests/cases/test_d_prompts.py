@@ -77,7 +77,7 @@ def publishing(engines, publishers, gateways):
             for i, (name, tokenizer) in enumerate(models)
         ]
         config = GatewayConfig.model_validate({"models": sections})
-        gateway = await gateways(config, prepare={"check_every": 0})
+        gateway = await gateways(config)
         for replica, publisher in zip(replicas, sources, strict=True):
             await until(lambda p=publisher: p.asked_from, "a subscriber")
             await heard(gateway, replica, publisher)
@@ -324,7 +324,7 @@ async def test_d097_long_prompts_hold_up_neither_the_loop_nor_streams(
     model = {"name": "m", "tokenizer": QWEN, "replicas": [{"url": r.url} for r in fleet]}
     gateway = await gateways(
         GatewayConfig.model_validate({"models": [model]}),
-        prepare={"check_every": 0, "timeout_s": 30.0},
+        prepare={"timeout_s": 30.0},
     )
     reference = AutoTokenizer.from_pretrained(QWEN)
     texts = [words(LONG_TOKENS // 6, number * 10_000) for number in range(NUM_LONG)]

@@ -11,6 +11,7 @@ from tests.support.listed import churn, file_config, write_list
 from tests.support.replicas import until
 
 CHAT = "/v1/chat/completions"
+RETRY_AFTER_S = 1
 EVENT = b'data: {"choices":[{"delta":{"role":"assistant","content":"x"}}]}\n\n'
 
 
@@ -111,14 +112,16 @@ async def test_b048_a_full_replica_hands_on_to_those_that_are_there_under_churn(
     """One replica says 429 for ever: whoever is there serves, and it is not ejected."""
 
     async def full(conversation):
-        extra = b"retry-after: 1\r\n"
+        extra = b"retry-after: %d\r\n" % RETRY_AFTER_S
         await conversation.answer(b"{}", status=b"429 Too Many Requests", extra=extra)
 
     fleet = await replicas(full, answers, answers, answers)
     gateway = await churning(fleet[:2], fleet[2:])
+    began = time.monotonic()
     got = await ask_until(lambda: used(fleet), gateway, lambda n: chat(f"q{n}"), at_least=100)
     assert {answer.status_code for answer in got} == {200}
-    assert len(fleet[0].received) <= 10, "it is passed over, and not asked for every request"
+    most = 1 + (time.monotonic() - began) / RETRY_AFTER_S
+    assert len(fleet[0].received) <= most, "it is passed over, and not asked for every request"
     assert (await gateway.replica(fleet[0].name))["state"] == "ready"
 
 
@@ -127,7 +130,7 @@ async def test_b049_a_fleet_that_says_503_meets_no_storm_and_recovers_under_chur
 ):
     """All say 503, also those that join: attempts stay within the budget, and all recover in 2 s.
 
-    Scaled: 200 requests at 200 a second instead of 10 s of 100 a second.
+    Scaled: 200 requests, 4 at once, instead of 10 s of 100 a second.
     """
 
     async def full(conversation):
@@ -135,11 +138,13 @@ async def test_b049_a_fleet_that_says_503_meets_no_storm_and_recovers_under_chur
 
     fleet = await replicas(*[full] * 5)
     gateway = await churning(fleet[:3], fleet[3:], retries={"budget_ratio": 0.2})
-    asking = []
-    for number in range(200):
-        asking.append(asyncio.create_task(gateway.client.post(CHAT, json=chat(f"q{number}"))))
-        await asyncio.sleep(0.005)
-    for answer in await asyncio.gather(*asking):
+    gate = asyncio.Semaphore(4)
+
+    async def ask(number):
+        async with gate:
+            return await gateway.client.post(CHAT, json=chat(f"q{number}"))
+
+    for answer in await asyncio.gather(*map(ask, range(200))):
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     reserve = 10  # what may be sent again before requests have earned it
     assert sum(len(replica.received) for replica in fleet) <= 1.2 * 200 + reserve

@@ -89,6 +89,7 @@ async def draining(gateway):
 QUICK = BODY.replace("hi", "quick")
 
 
+@pytest.mark.alone  # measures time
 async def test_g137_a_drain_serves_what_runs_and_what_still_comes(replicas, processes, raw):
     """After SIGTERM /readyz is 503 on both listeners, and clients are told to let go.
 
@@ -126,6 +127,7 @@ async def test_g137_a_drain_serves_what_runs_and_what_still_comes(replicas, proc
     assert await exit_code(gateway, within_s=2.0) == 0
 
 
+@pytest.mark.alone  # measures time
 async def test_g137_an_idle_gateway_exits_in_under_3_s(replicas, processes, raw):
     """Neither kept connections nor fresh ones that never spoke hold up the exit, with code 0."""
     _, gateway = await held_gateway(replicas, processes)
@@ -139,6 +141,7 @@ async def test_g137_an_idle_gateway_exits_in_under_3_s(replicas, processes, raw)
     assert await kept.rest() == await fresh.rest() == b""
 
 
+@pytest.mark.alone  # measures time
 @pytest.mark.parametrize("hurried", [False, True], ids=["limit", "second-signal"])
 async def test_g137_at_the_limit_streams_end_with_an_error_and_replicas_are_let_go(
     replicas, processes, raw, hurried
@@ -179,6 +182,7 @@ async def test_g137_at_the_limit_streams_end_with_an_error_and_replicas_are_let_
     assert ended == {"draining"}
 
 
+@pytest.mark.alone  # measures time
 async def test_g137_a_client_that_does_not_read_cannot_hold_up_the_exit(replicas, processes, raw):
     """A stream whose client stopped reading is cut at the limit, a second later at most."""
 
@@ -199,6 +203,7 @@ async def test_g137_a_client_that_does_not_read_cannot_hold_up_the_exit(replicas
     assert time.monotonic() - started < 4.0
 
 
+@pytest.mark.alone  # measures time
 async def test_g137_a_notice_serves_on_until_balancers_know(replicas, processes, raw):
     """With timeouts.drain_notice_s an idle gateway serves new and kept connections that long."""
     _, gateway = await held_gateway(replicas, processes, drain_notice_s=1.0)

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import shutil
-import socket
 import ssl
 import warnings
 
@@ -14,6 +13,7 @@ import pytest
 from gateway.config.models import GatewayConfig
 from tests.support.api_replicas import chat_event, says_hello
 from tests.support.certificates import Authority, TlsReplica
+from tests.support.ports import free_port
 from tests.support.replicas import until
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
@@ -317,11 +317,6 @@ async def test_an_alert_about_our_certificate_is_a_reason_of_its_own(
     finally:
         process.kill()
         await process.wait()
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 async def test_a_request_that_is_refused_by_mtls_is_a_502_or_503_of_ours(

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ import httpx
 import pytest
 
 from gateway.config.load import load_config
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -62,17 +62,9 @@ def run_here():
     return [text for text in blocks("sh") if not text.startswith(tuple(ELSEWHERE))]
 
 
-def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [str(bound.getsockname()[1]) for bound in sockets]
-    for bound in sockets:
-        bound.close()
-    return ports
-
-
 def test_the_quick_start_by_hand():
     start, chat, explain, pages = run_here()
-    ports = dict(zip(("8001", "8002", "8080", "9090"), free_ports(4), strict=True))
+    ports = {port: str(free_port()) for port in ("8001", "8002", "8080", "9090")}
 
     def moved(commands):
         # The defaults may be taken on this machine, so every port is replaced by a free one.

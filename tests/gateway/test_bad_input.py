@@ -6,6 +6,9 @@ import pytest
 
 from tests.support.replicas import until
 
+# Far from the 30 s for which a request may wait for a place.
+AT_ONCE_S = 3.0
+
 
 async def answers(conversation):
     await conversation.answer(b"{}")
@@ -72,7 +75,7 @@ async def test_a_client_that_stops_sending_is_a_408(replicas, gateways):
 async def test_before_any_replica_is_ready_requests_get_503_at_once(replicas, gateways, chat):
     [replica] = await replicas(answers, healthy=False)
     gateway = await gateways(replica, wait_ready=False)
-    async with asyncio.timeout(0.5):
+    async with asyncio.timeout(AT_ONCE_S):
         answer = await gateway.client.post("/v1/chat/completions", json=chat())
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert (await gateway.client.get("/readyz")).status_code == 503

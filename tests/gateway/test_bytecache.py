@@ -45,16 +45,16 @@ def test_tags_are_all_different():
 
 
 @given(
-    st.lists(st.tuples(st.binary(min_size=1, max_size=2), st.binary(max_size=300))),
+    st.dictionaries(st.binary(min_size=1, max_size=2), st.binary(max_size=300)),
     st.integers(0, 3000),
 )
 def test_what_it_counts_is_what_it_holds(entries, max_bytes):
     cache = ByteCache(max_bytes)
-    cache.put_all(entries)
+    cache.put_all([*entries.items()] * 2)  # a name says all about its content
     held = cache._content_by_name
     assert cache.num_bytes == sum(len(n) + len(c) + ENTRY_BYTES for n, c in held.items())
     assert cache.num_bytes <= max_bytes
-    assert all(dict(entries)[name] == content for name, content in held.items())
+    assert all(entries[name] == content for name, content in held.items())
 
 
 def test_the_bound_is_on_real_memory():

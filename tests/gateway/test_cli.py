@@ -12,9 +12,11 @@ import httpx
 import pytest
 
 from gateway.cli import main
+from gateway.config.guards import TimeoutsConfig
 
 COMMAND = [sys.executable, "-m", "gateway.cli"]
-START_S = 30.0
+# Importing everything takes 3 s of a core of its own.
+START_S = 90.0
 
 
 def run(*arguments):
@@ -101,7 +103,7 @@ def test_version(capsys):
 
 
 def test_without_its_tokenizer_a_gateway_serves_and_says_so_once(tmp_path):
-    """And SIGTERM ends an idle gateway within three seconds, with code 0."""
+    """And SIGTERM ends an idle gateway long before `drain_s`, with code 0."""
     ports = ["--host", "127.0.0.1", "--port", "0", "--admin-port", "0"]
     flags = ["--replica", "http://127.0.0.1:1", "--tokenizer", str(tmp_path), *ports]
     process = subprocess.Popen(
@@ -120,8 +122,8 @@ def test_without_its_tokenizer_a_gateway_serves_and_says_so_once(tmp_path):
         assert httpx.get(f"{url}/readyz").status_code == 503
         asked_at = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        output, errors = process.communicate(timeout=10)
-        assert time.monotonic() - asked_at < 3.0
+        output, errors = process.communicate(timeout=START_S)
+        assert time.monotonic() - asked_at < TimeoutsConfig().drain_s / 3
     finally:
         process.kill()
         process.wait()
@@ -149,7 +151,7 @@ def test_a_hub_that_does_not_answer_does_not_keep_a_gateway_that_stops(tmp_path)
         try:
             with hub.accept()[0]:
                 process.send_signal(signal.SIGTERM)
-                assert process.wait(15) == 0, "the hub's client would try for a minute"
+                assert process.wait(40) == 0, "the hub's client would try for a minute"
         finally:
             process.kill()
             process.wait()

@@ -19,7 +19,7 @@ def checked(tmp_path):
 
     async def check(**model):
         file = tmp_path / "gateway.yaml"
-        file.write_text(yaml.safe_dump({"models": [model], "health": {"timeout_s": 1.0}}))
+        file.write_text(yaml.safe_dump({"models": [model], "health": {"timeout_s": 5.0}}))
         out = io.StringIO()
         status = await check_fleet(load_config(file, {}), out)
         return status, out.getvalue().splitlines()

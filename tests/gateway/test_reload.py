@@ -106,12 +106,13 @@ async def test_replicas_come_and_go_with_the_list_and_the_others_stay_as_they_ar
         await conversation.answer(b'{"whole": true}')
 
     leaving, staying, new = await replicas(slow, answers, answers)
-    gateway = await live(sections(leaving, staying))
+    policies = {"default": {"kind": "round_robin"}}  # some for each of them
+    gateway = await live(sections(leaving, staying, policies=policies))
     since = (await gateway.gateway.replica(staying.name))["for_s"]
     waiting = [asyncio.create_task(gateway.client.post(CHAT, json=chat(f"{n}"))) for n in range(9)]
     await until(lambda: leaving.received)
     probes = len(staying.probes)
-    await gateway.reload(sections(staying, new))
+    await gateway.reload(sections(staying, new, policies=policies))
     await until(lambda: all_ready(gateway.gateway))
     num_left = len(leaving.received)
     answered = [await gateway.client.post(CHAT, json=chat(f"{n}")) for n in range(20)]

@@ -4,6 +4,7 @@ import os
 import signal
 from random import Random
 
+from tests.support.ports import free_port
 from tests.support.replicas import until
 from tests.support.simulators import running_replica
 
@@ -115,10 +116,11 @@ async def test_a_clients_own_rank_does_not_lead_past_the_decision(simulators, ga
 
 
 async def test_a_restart_with_more_ranks_makes_more_replicas(gateway_for):
-    with running_replica(*RANKS) as engines:
+    here = ("--port", str(free_port()))
+    with running_replica(*RANKS, *here) as engines:
         gateway = await gateway_for([engines])
-        name, port = engines.url[7:], engines.url.rpartition(":")[2]
-    with running_replica("--speed", "20", "--data-parallel-size", "3", "--port", port):
+        name = engines.url[7:]
+    with running_replica("--speed", "20", "--data-parallel-size", "3", *here):
 
         async def three():
             replicas = (await gateway.status())["models"][0]["replicas"]
@@ -126,7 +128,7 @@ async def test_a_restart_with_more_ranks_makes_more_replicas(gateway_for):
             return ready == [f"{name}-dp{rank}" for rank in range(3)]
 
         await until(three, "a replica for each rank", within_s=20.0)
-    with running_replica("--speed", "20", "--port", port):
+    with running_replica("--speed", "20", *here):
 
         async def one():
             replicas = (await gateway.status())["models"][0]["replicas"]
@@ -140,7 +142,7 @@ async def test_a_new_process_at_the_same_address_holds_nothing(gateway_for):
 
     The gateway stands still while the simulators are exchanged, as both are in the test's thread.
     """
-    flags = ("--speed", "20", "--no-kv-events")
+    flags = ("--speed", "20", "--no-kv-events", "--port", str(free_port()))
     health = {"interval_s": 0.2, "timeout_s": 1.0, "metrics_interval_s": 3600.0}
     body = chat(1)
     with running_replica(*flags) as first:
@@ -149,13 +151,13 @@ async def test_a_new_process_at_the_same_address_holds_nothing(gateway_for):
         _, predicted, actual = await ask(gateway, body)
         assert predicted == actual > 0
         first.process.kill()
-    with running_replica(*flags, "--port", first.url.rpartition(":")[2]):
+    with running_replica(*flags):
 
         async def forgotten():
             told = (await gateway.admin.post("/admin/explain", json=body)).json()
             return told["candidates"][0]["matched_tokens"]["L0"] == 0
 
-        await until(forgotten, "an empty index", within_s=0.2 + 1.0)  # an interval, and slack
+        await until(forgotten, "an empty index")
         _, predicted, actual = await ask(gateway, body)
         assert predicted == actual == 0
     states = [line["state"] for line in gateway.log if line["event"] == "replica_state"]
@@ -164,7 +166,7 @@ async def test_a_new_process_at_the_same_address_holds_nothing(gateway_for):
 
 async def test_the_same_process_behind_a_black_hole_keeps_its_entries(simulators, gateway_for):
     [replica] = simulators("--speed", "20", "--no-kv-events")
-    health = {"interval_s": 0.05, "timeout_s": 0.1, "failures_to_eject": 1}
+    health = {"interval_s": 0.05, "timeout_s": 1.0, "failures_to_eject": 1}
     gateway = await gateway_for([replica], health=health)
     body = chat(1)
     await ask(gateway, body)

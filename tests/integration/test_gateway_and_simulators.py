@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.replicas import until
 from tests.support.simulators import running_replica
 
@@ -126,19 +127,15 @@ async def test_a_burst_of_siblings_follows_the_first_one(simulators, gateway_for
 
 
 async def test_a_restarted_engine_is_cold_again(gateway_for, simulators):
-    flags = ("--speed", "20", "--port")
-    with running_replica("--speed", "20") as first:
+    flags = ["--speed", "20", "--port", str(free_port())]
+    for name in ("--kv-events-endpoint", "--kv-events-replay-endpoint"):
+        flags += [name, f"tcp://127.0.0.1:{free_port()}"]
+    with running_replica(*flags) as first:
         gateway = await gateway_for([first])
         body = chat(text(1, 300))
         name, _, _ = await ask(gateway, body)
         await settled(gateway, body, name)
-        port = first.url.rpartition(":")[2]
-        events, replay = first.kv_events, first.replay
     await until(lambda: _state(gateway, "ejected"), "ejection")
-    flags = (
-        *("--speed", "20", "--port", port),
-        *("--kv-events-endpoint", events, "--kv-events-replay-endpoint", replay),
-    )
     simulators(*flags)
     await until(lambda: _state(gateway, "ready"), "recovery")
     _, predicted, actual = await ask(gateway, body)

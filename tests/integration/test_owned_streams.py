@@ -10,7 +10,7 @@ import pytest
 from gateway.shared.ownership import nearest_first
 from routing.types import ReplicaId
 from tests.support.engines import Engine
-from tests.support.event_fleets import SIZE, blocks, follows, holds, publishers, tokens
+from tests.support.event_fleets import SIZE, follows, heard, holds, publishers, tokens
 from tests.support.fixtures import engines
 from tests.support.gateways import RunningGateway
 from tests.support.publishers import CLEARED, Publisher, removed, stored
@@ -49,7 +49,8 @@ async def owner(gateway_processes):
             gateway = RunningGateway(None, *clients, [], None)
             await until(lambda: owns(gateway, len(pairs)), "the first gateway to own all")
             for replica, publisher in pairs:
-                await in_step(gateway, replica, publisher)
+                await heard(gateway, replica, publisher)
+                await until(lambda r=replica: follows(gateway, r), "step")
             return process, gateway
 
         yield start
@@ -59,29 +60,19 @@ async def owns(gateway, count):
     return await owned(gateway) == count
 
 
-async def in_step(gateway, replica, publisher):
-    """Wait until a live batch was heard, so that no other is lost."""
-
-    async def heard():
-        name = f'warmroute_kv_event_batches{{replica="{replica.name}"'
-        before = await gateway.metric(name) or 0
-        await publisher.send(CLEARED)
-        return (await gateway.metric(name) or 0) > before
-
-    await until(heard, "a live batch")
-    await until(lambda: follows(gateway, replica), "step")
-
-
 async def test_one_gateway_follows_a_replica_and_all_route_by_what_it_hears(
-    several, own_redis, publishing
+    several, own_redis, publishing, monkeypatch
 ):
+    monkeypatch.setattr("gateway.kvevents.subscriber.QUIET_S", 60.0)  # none asks a second time
     ((replica, publisher),) = await publishing(1)
     both = await several(own_redis(), [replica])
     for gateway in both:
         await sees(gateway, 2)
         await until(lambda g=gateway: follows(g, replica), "precise knowledge everywhere")
-    assert sorted([await owned(gateway) for gateway in both]) == [0, 1]
+    num_owned = [await owned(gateway) for gateway in both]
+    assert sorted(num_owned) == [0, 1]
     assert len(publisher.asked_from) == 1, "one subscriber"
+    await heard(both[num_owned.index(1)], replica, publisher)
     await publisher.send(stored(range(1, 11), tokens(10)))
     for gateway in both:
         await holds(gateway, tokens(10), replica, 10)
@@ -94,6 +85,7 @@ async def test_one_gateway_follows_a_replica_and_all_route_by_what_it_hears(
         await holds(gateway, tokens(10), replica, 0)
 
 
+@pytest.mark.alone
 async def test_when_the_owner_is_killed_the_other_knows_all_again_within_5_s(
     several, own_redis, publishing, owner
 ):
@@ -117,6 +109,7 @@ async def test_when_the_owner_is_killed_the_other_knows_all_again_within_5_s(
     assert await owned(gateway) == 2
 
 
+@pytest.mark.alone
 async def test_an_owner_that_was_paused_brings_nothing_old_back(
     several, own_redis, publishing, owner
 ):
@@ -173,7 +166,10 @@ async def test_gateways_that_come_take_their_part_once_they_have_settled(
             await until(lambda g=gateway, r=replica: follows(g, r), "step")
 
 
-async def test_a_gateway_that_leaves_hands_over_without_a_wait(several, own_redis, publishing):
+async def test_a_gateway_that_leaves_hands_over_without_a_wait(
+    several, own_redis, publishing, monkeypatch
+):
+    monkeypatch.setattr("gateway.shared.exchange.LEASE_S", 60.0)  # nobody waits for its end
     pairs = await publishing(3)
     replicas = [replica for replica, _ in pairs]
     a, b = await several(own_redis(), replicas)
@@ -185,12 +181,10 @@ async def test_a_gateway_that_leaves_hands_over_without_a_wait(several, own_redi
         await holds(b, tokens(5), replica, 5)
     a.gateway.stop()
     await a.task
-    left = time.monotonic()
     await until(lambda: owns(b, 3), "all three")
     for replica in replicas:
         await holds(b, tokens(5), replica, 5)
         await until(lambda r=replica: follows(b, r), "step")
-    assert time.monotonic() - left < 2.0
 
 
 @pytest.mark.parametrize("fault", ["wiped", "restarted"])
@@ -261,4 +255,5 @@ async def test_without_redis_each_follows_all_and_with_it_they_divide_them(
         await publisher.send(removed(3))
         for gateway in both:
             await holds(gateway, tokens(3), replica, 2)
-            assert await blocks(gateway, tokens(2), replica) == 2
+            # The one that is no owner any more may have to ask Redis a moment later.
+            await holds(gateway, tokens(2), replica, 2)

@@ -46,7 +46,7 @@ async def test_a_thousand_reloads_fail_no_request_and_keep_no_memory(replicas, t
         async def client(number):
             body = {"model": "m", "messages": [{"role": "user", "content": f"client {number}"}]}
             key = {"authorization": "Bearer sk-1"}
-            async with httpx.AsyncClient(base_url=process.url, headers=key) as session:
+            async with httpx.AsyncClient(base_url=process.url, headers=key, timeout=30) as session:
                 while not done.is_set():
                     answer = await session.post("/v1/chat/completions", json=body)
                     statuses.append(answer.status_code)

@@ -6,6 +6,8 @@ import time
 import httpx
 import pytest
 
+from gateway.redis.errors import LinkTimeout
+from gateway.redis.link import RedisLink
 from gateway.replicas.state import ELSEWHERE
 from gateway.shared import pace
 from tests.support.api_replicas import ApiReplica, KeepsResponses
@@ -80,7 +82,7 @@ async def test_each_gateway_sees_the_load_of_the_others_as_long_as_they_are_ther
     # A stream that lasts is told again with each tick, and never runs out.
     began = time.monotonic()
     await until(lambda: time.monotonic() > began + 1.3, "more than the life of a word")
-    assert await seen()
+    await until(seen, "the load of the other gateway, still")
     assert (await b.replica(replica.name))["in_flight"] == 0, "the status tells its own"
     held.go.set()
     await asyncio.gather(*sent)
@@ -103,6 +105,8 @@ async def test_a_request_is_placed_by_what_another_gateway_placed_a_moment_befor
     # What they exchange by the clock comes too late for this.
     for name, slow_s in (("INTERVAL_S", 0.3), ("BUSY_INTERVAL_S", 0.3), ("SILENT_AFTER_S", 60.0)):
         monkeypatch.setattr(pace, name, slow_s)
+    # What was heard a few milliseconds ago counts as recent, and longer where ticks take long.
+    monkeypatch.setattr(pace.Pace, "_least_s", lambda _: 0.0)
 
     def is_told():
         (table,) = redis_server.command("KEYS", "*gateways*")
@@ -123,6 +127,7 @@ async def test_a_request_is_placed_by_what_another_gateway_placed_a_moment_befor
         held.go.clear()
 
 
+@pytest.mark.alone
 async def test_the_load_of_a_gateway_that_is_gone_goes_within_its_ttl(
     several, own_redis, replicas, gateway_processes
 ):
@@ -154,6 +159,7 @@ async def test_the_load_of_a_gateway_that_is_gone_goes_within_its_ttl(
 # What operators say, and ejections
 
 
+@pytest.mark.alone
 async def test_what_an_operator_says_to_one_gateway_counts_at_all_within_a_second(
     several, redis_server, replicas
 ):
@@ -187,15 +193,17 @@ async def test_the_last_word_counts_although_the_one_before_was_stuck_in_a_pause
     """A server that goes on reads first what was sent to it before it stopped."""
     fleet = await replicas(answers, answers)
     server = own_redis()
-    a, b = await several(server, fleet)
+    a, b = await several(server, fleet, index={"reply_timeout_s": 0.5})
     for gateway in (a, b):
         await sees(gateway, 2)
     name = fleet[0].name
     server.pause()
+    num_lines = len(a.log)
     await a.admin.post(f"/admin/replicas/{name}/cordon")
 
     def gave_up():
-        return any(line.get("state") == "down" for line in a.log if line["event"] == "redis_state")
+        lines = [line for line in a.log[num_lines:] if line["event"] == "redis_state"]
+        return any(line["state"] == "down" for line in lines)
 
     await until(gave_up, "the end of the connection")
     await a.admin.post(f"/admin/replicas/{name}/uncordon")
@@ -204,8 +212,10 @@ async def test_the_last_word_counts_although_the_one_before_was_stuck_in_a_pause
     server.resume()
 
     async def is_told():
+        if not await is_heard(a):
+            return False
         row = server.command("HGET", "{warmroute}:holds", f"r:{name}")
-        return await is_heard(a) and row[13:].startswith(b'["",')
+        return row[13:].startswith(b'["",')
 
     await until(is_told, "the last word in Redis")
 
@@ -213,6 +223,44 @@ async def test_the_last_word_counts_although_the_one_before_was_stuck_in_a_pause
         return [await state_of(gateway, fleet[0]) for gateway in (a, b)] == ["ready"] * 2
 
     await until(is_over, "the end of the hold")
+
+
+async def test_the_last_word_counts_however_close_it_follows_one_that_is_stuck(
+    several, own_redis, replicas, monkeypatch
+):
+    """What a gateway takes for the server's clock may be wrong by what a tick took."""
+    call, ticked, stuck = RedisLink.call, asyncio.Event(), []
+
+    async def over_a_changing_way(link, script, keys, args, deadline_s):
+        if "cordoned" in str(args):
+            stuck.append((link, script, keys, args, deadline_s))
+            raise LinkTimeout
+        while stuck:  # the server reads first what was sent first
+            await call(*stuck.pop(0))
+        if script.name == "exchange" and name not in args:
+            await asyncio.sleep(0.3)
+            ticked.set()
+        return await call(link, script, keys, args, deadline_s)
+
+    monkeypatch.setattr(RedisLink, "call", over_a_changing_way)
+    fleet, server = await replicas(answers, answers), own_redis()
+    name = fleet[0].name
+    (a,) = await several(server, fleet, 1)
+    await all_replicas_are_owned_by([a], 2)
+    for _ in range(2):
+        ticked.clear()
+        await ticked.wait()
+    await a.admin.post(f"/admin/replicas/{name}/cordon")
+    await until(lambda: stuck, "the first word")
+    await a.admin.post(f"/admin/replicas/{name}/uncordon")
+
+    def is_told():
+        row = server.command("HGET", "{warmroute}:holds", f"r:{name}")
+        return row is not None and not stuck
+
+    await until(is_told, "both words in Redis")
+    assert server.command("HGET", "{warmroute}:holds", f"r:{name}")[13:].startswith(b'["",')
+    assert await state_of(a, fleet[0]) == "ready"
 
 
 async def test_a_hold_outlives_all_gateways(several, redis_server, replicas):
@@ -239,20 +287,18 @@ async def test_what_one_gateway_ejects_is_avoided_by_all_until_it_is_well(
     several, redis_server, replicas
 ):
     fleet = await replicas(answers, answers)
-    # Probes that seldom come: what is seen sooner was told.
+    # Probes that seldom come: the other one would see it by itself after three of them.
     a, b = await several(redis_server, fleet, health={"interval_s": 2.0, "timeout_s": 1.0})
     for gateway in (a, b):
         await sees(gateway, 2)
     await fleet[0].stop()
-    began = time.monotonic()
     await asyncio.gather(*send(a, 8))
     assert (await a.replica(fleet[0].name))["state"] == "ejected"
 
     async def is_told():
         return (await b.replica(fleet[0].name))["reason"] == ELSEWHERE
 
-    await until(is_told, "the ejection at the other gateway", within_s=1.0)
-    assert time.monotonic() - began < 1.0
+    await until(is_told, "the ejection at the other gateway")
     await fleet[0].start(fleet[0].port)
 
     async def is_back():
@@ -291,16 +337,18 @@ async def test_a_client_learns_no_id_before_the_other_gateways_can_know_it(
 
 
 async def test_no_client_waits_long_for_the_other_gateways_to_know_an_id(
-    several, own_redis, engines
+    several, own_redis, engines, monkeypatch
 ):
+    # What nobody waits for may take as long as it likes.
+    monkeypatch.setattr("gateway.shared.whereabouts.REMEMBER_DEADLINE_S", 60.0)
     fleet = await engines(ApiReplica(KeepsResponses("a")), ApiReplica(KeepsResponses("b")))
     server = own_redis()
-    a, _ = await several(server, fleet, index={"lookup_timeout_s": 0.02})
-    server.command("CLIENT", "PAUSE", "5000", "WRITE")
+    a, _ = await several(server, fleet, index={"lookup_timeout_s": 0.02, "reply_timeout_s": 60.0})
+    server.command("CLIENT", "PAUSE", "60000", "WRITE")
     began = time.monotonic()
     made = await a.client.post("/v1/responses", json={"model": "m", "input": "hello"})
     assert made.status_code == 200
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 5.0
     server.command("CLIENT", "UNPAUSE")
 
 
@@ -367,7 +415,7 @@ async def test_a_gateway_starts_and_serves_without_redis_and_joins_when_it_comes
 async def test_all_is_as_before_after_redis_was(several, own_redis, replicas, fault):
     fleet = await replicas(answers, answers, answers)
     server = own_redis()
-    a, b = await several(server, fleet, index={"lookup_timeout_s": 0.2})
+    a, b = await several(server, fleet, index={"lookup_timeout_s": 0.2, "reply_timeout_s": 60.0})
     for gateway in (a, b):
         await sees(gateway, 2)
     await a.admin.post(f"/admin/replicas/{fleet[0].name}/cordon")
@@ -387,7 +435,7 @@ async def test_all_is_as_before_after_redis_was(several, own_redis, replicas, fa
         server.pause()
         began = time.monotonic()
         assert (await send(b)[0]).status_code == 200
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 5.0
         server.resume()
 
     async def is_whole():
@@ -395,7 +443,7 @@ async def test_all_is_as_before_after_redis_was(several, own_redis, replicas, fa
         held = server.command("HLEN", "{warmroute}:holds")
         return sum(key.startswith(b"r:") for key in rows) == 3 and held == 2
 
-    await until(is_whole, "owners and holds in Redis", within_s=5.0)
+    await until(is_whole, "owners and holds in Redis")
     for gateway in (a, b):
         await sees(gateway, 2)
         await until(lambda g=gateway: is_held(g), "the hold")
@@ -414,12 +462,13 @@ async def test_a_server_that_takes_no_writes_costs_no_request(several, own_redis
     assert await owned(gateway) == 2, "what it knows is still what it knows"
     server.command("REPLICAOF", "NO", "ONE")
 
-    await until(lambda: is_heard(gateway), "the exchange", within_s=5.0)
+    await until(lambda: is_heard(gateway), "the exchange")
 
 
 async def test_a_gateway_that_leaves_is_gone_at_once_and_the_other_takes_over(
-    several, redis_server, replicas
+    several, redis_server, replicas, monkeypatch
 ):
+    monkeypatch.setattr("gateway.shared.exchange.LEASE_S", 60.0)  # nobody waits for its end
     fleet = await replicas(*[answers] * 4)
     a, b = await several(redis_server, fleet)
     for gateway in (a, b):
@@ -427,9 +476,7 @@ async def test_a_gateway_that_leaves_is_gone_at_once_and_the_other_takes_over(
     await all_replicas_are_owned_by((a, b), 4)
     a.gateway.stop()
     await a.task
-    stopped = time.monotonic()
     await all_replicas_are_owned_by([b], 4)
-    assert time.monotonic() - stopped < 1.5, "no lease had to end"
     await sees(b, 1)
 
 

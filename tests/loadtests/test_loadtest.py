@@ -24,7 +24,7 @@ async def run(host: str, seconds: int) -> tuple[int, str]:
 
 
 async def test_it_prints_ttft_hit_ratio_and_errors_by_kind(stand_in):
-    code, output = await run(stand_in.url, seconds=3)
+    code, output = await run(stand_in.url, seconds=10)  # on a busy machine some of them pass first
     assert code == 0, output
     rows = {cells[1]: cells[2:] for line in output.splitlines() if (cells := cells_of(line))}
     # 10 users at least have each kind once; the stand-in reports 4 of 10 tokens as cached.
@@ -41,7 +41,7 @@ def cells_of(line: str) -> list[str]:
 
 
 async def test_embeddings_that_nobody_serves_are_skipped_and_not_errors(stand_in):
-    code, output = await run(stand_in.url, seconds=8)  # one of them comes every half second
+    code, output = await run(stand_in.url, seconds=15)  # one of them comes every half second
     assert code == 0
     assert re.search(r"embeddings: \d+ skipped, the fleet has no endpoint for them", output)
 
@@ -50,7 +50,7 @@ async def test_a_host_that_is_not_there_is_an_error_and_not_a_traceback():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         host = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        code, output = await run(host, seconds=5)  # the first user ends it
+        code, output = await run(host, seconds=90)  # the first user ends it
     assert code == 1
     assert f"unreachable: {host}/v1/models names no model" in output
     assert "Traceback" not in output

@@ -135,7 +135,7 @@ def _linger_not(writer):
 async def balance(stage, batch, number):
     """Play a batch of endings at once; then nothing may be left of them."""
     ids = [b"%d-%d" % (number, position) for position in range(len(batch))]
-    async with asyncio.timeout(3 * WAIT_S):
+    async with asyncio.timeout(WAIT_S):
         await asyncio.gather(
             *(
                 play_client(stage, client_plan, _plan(stage, replica_plans), request_id)
@@ -167,8 +167,12 @@ async def _still_serves(stage):
         await conversation.answer(b"{}")
 
     headers = {"x-plan": stage.new_plan(script)}
-    answer = await stage.gateway.client.post("/v1/completions", content=BODY, headers=headers)
-    assert answer.status_code == 200, answer.text
+
+    async def serves():
+        answer = await stage.gateway.client.post("/v1/completions", content=BODY, headers=headers)
+        return answer.status_code == 200  # on a busy machine an answer may take a stage's 0.1 s
+
+    await until(serves, "an answer")
     await until(stage.gateway.requests)
     stage.told()
 

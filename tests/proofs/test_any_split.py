@@ -7,10 +7,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.stage import Stage
+
 # More pieces than this prove nothing new and cost a turn of the loop each.
 MAX_PIECES = 300
 EXAMPLES = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SAME_SESSION = (b"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",)
+
+
+@pytest.fixture(scope="module")
+def stage():
+    """Return one that waits for the slowest trickle: a byte after the other takes a while."""
+    with Stage(ejection={"failures": 1_000_000}) as started:
+        yield started
+
 
 sizes = st.one_of(
     st.just([1]),

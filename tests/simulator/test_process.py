@@ -40,7 +40,7 @@ def test_the_engine_drops_a_request_when_its_client_leaves(keyed, stream):
     client = raw_post(keyed, "/v1/completions", LONG | {"stream": stream})
     wait_until(lambda: keyed.metric("num_requests_running") == 1)
     client.close()
-    wait_until(lambda: keyed.metric("num_requests_running") == 0, deadline_s=1.0)
+    wait_until(lambda: keyed.metric("num_requests_running") == 0)  # by itself it runs on for 32 s
     assert keyed.metric("request_success_total", finished_reason="abort") == aborts + 1
     assert keyed.metric("kv_cache_usage_perc") == 0.0
 

@@ -194,7 +194,7 @@ class PodSource(ServiceSource):
 
 
 def dns_section(server, **changes):
-    given = {"min_ttl_s": SOON_S, "max_ttl_s": 4 * SOON_S, "timeout_s": 2.0}
+    given = {"min_ttl_s": SOON_S, "max_ttl_s": 4 * SOON_S, "timeout_s": 5.0}
     section = {"kind": "dns", "host": NAME, "servers": [server.address], **given, **changes}
     return DnsDiscoveryConfig.model_validate(section)
 

@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 import json
+import socket
+import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
 
-WAIT_S = 10.0
+# Long enough for a machine ten times as busy as an idle one; nothing but a failure takes it.
+WAIT_S = 30.0
 # As uvicorn, which vLLM runs on. With asyncio's 100 the kernel drops handshakes of a burst of
 # connections, and what was sent on these arrives seconds later, or not at all.
 BACKLOG = 2048
@@ -48,6 +51,15 @@ class Received:
 
     def header(self, name: bytes) -> bytes | None:
         return next((value for key, value in self.headers if key == name), None)
+
+
+def keep(family, address) -> socket.socket:
+    """Hold an address without listening: connections are refused, and nobody else is given it."""
+    place = socket.socket(family)
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # its owner may come back
+    with contextlib.suppress(OSError):  # an event loop that closes later
+        place.bind(address)
+    return place
 
 
 Script = Callable[["Conversation"], Awaitable[None]]
@@ -117,7 +129,10 @@ class ScriptedReplica:
         return f"127.0.0.1:{self.port}"
 
     async def stop(self):
+        addresses = [(sock.family, sock.getsockname()) for sock in self.server.sockets]
         self.server.close()
+        for family, address in addresses:
+            weakref.finalize(self, keep(family, address).close)
         for task in list(self.tasks):
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import httpx
 
+from tests.support.replicas import WAIT_S
 from tests.support.simulator_program import simulate
 
 ROOT = Path(__file__).parents[2]
-# Importing transformers on a busy machine takes seconds.
-START_DEADLINE_S = 40.0
+# Importing transformers takes 3 s, and on a busy machine ten times that.
+START_DEADLINE_S = 90.0
 STOP_DEADLINE_S = 10.0
 
 
@@ -67,7 +68,7 @@ def running_replica(*arguments: str) -> Iterator[Replica]:
         told.close()
 
 
-def wait_until(condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], deadline_s: float = WAIT_S) -> None:
     give_up_at = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < give_up_at, "the condition did not come true"

@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import tracemalloc
+from itertools import pairwise
 
 import pytest
 
@@ -208,19 +209,22 @@ async def test_10_000_rewrites_leave_nothing_behind(path):
                 if i % 49 == 0:
                     await follower.sees(parse_list(state[i % 5].encode(), "f"))
 
-        await rewrite(500)
-        gc.collect()
+        def kept_bytes():
+            del follower.seen[:-1]
+            gc.collect()
+            return tracemalloc.get_traced_memory()[0]
+
+        await rewrite(400)
         open_before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names only
         tracemalloc.start()
-        del follower.seen[:-1]
-        before, _ = tracemalloc.get_traced_memory()
-        await rewrite(9_500)
-        del follower.seen[:-1]
-        gc.collect()
-        after, _ = tracemalloc.get_traced_memory()
+        kept = [kept_bytes()]
+        for _ in range(3):
+            await rewrite(3_200)
+            kept.append(kept_bytes())
         tracemalloc.stop()
         assert len(os.listdir("/proc/self/fd")) <= open_before  # noqa: PTH208 - names only
-        assert after - before < 200_000
+        # What leaks does so each time; other threads of this process take memory now and then.
+        assert min(after - before for before, after in pairwise(kept)) < 60_000
         replace(path, "- http://b:8000\n")
         await follower.sees({B})
         assert follower.problem is None

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import time
 from dataclasses import dataclass, field
 from random import Random
@@ -20,6 +21,7 @@ from tests.support.kubernetes import (
     kubeconfig,
     watched,
 )
+from tests.support.replicas import keep
 
 SOURCES = {"service": {"service": SERVICE}, "pods": {"selector": SELECTOR}}
 QUICK = {"first_pause_s": 0.01, "longest_pause_s": 0.05}
@@ -35,6 +37,7 @@ class World:
     cluster: Cluster
     folder: object
     follower: object = None
+    place: socket.socket | None = None
 
 
 @dataclass(frozen=True)
@@ -143,9 +146,11 @@ def rotate_token(world):
 
 async def down(world):
     await world.api.stop()
+    world.place = keep(socket.AF_INET, ("127.0.0.1", world.api.port))
 
 
 async def up(world):
+    world.place.close()
     await world.api.start()
 
 

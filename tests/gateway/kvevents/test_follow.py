@@ -99,7 +99,8 @@ async def test_without_a_replay_endpoint_that_can_be_used_live_batches_are_follo
 async def test_a_bug_met_in_a_stream_is_told_and_the_stream_begins_anew(
     gateways, engines, publisher, monkeypatch
 ):
-    monkeypatch.setattr("gateway.background.FIRST_PAUSE_S", 0.01)
+    # Long enough to look at what is known before the next replay begins.
+    monkeypatch.setattr("gateway.background.FIRST_PAUSE_S", 1.0)
     publisher.keep(stored([1, 2], tokens(2)))
     gateway, engine = await following(gateways, engines, publisher.source())
 

@@ -19,7 +19,7 @@ def clock():
 @pytest.fixture
 async def pair(tmp_path, clock):
     """A pool of an engine of two ranks."""
-    fields = {"mode": "multiprocess", "chunk_tokens": CHUNK, "world_size": 2, "stall_s": 5.0}
+    fields = {"mode": "multiprocess", "chunk_tokens": CHUNK, "world_size": 2}
     cache = LmcacheFs(
         section(kind="lmcache_fs", paths=[str(tmp_path)], **fields), "m", lambda: "/m", LOG, clock
     )

@@ -65,7 +65,7 @@ async def test_connect_shows_the_names_that_are_looked_for(engines, tmp_path):
     file.write_text(f"""
 models:
   - replicas: [{{url: '{engine.url}'}}]
-    shared_cache: {{kind: lmcache_fs, paths: ['{pool}'], mode: multiprocess}}
+    shared_cache: {{kind: lmcache_fs, paths: ['{pool}'], mode: multiprocess, stall_s: 5}}
 """)
     out = io.StringIO()
     assert await check_fleet(load_config(file, {}), out) == 0
