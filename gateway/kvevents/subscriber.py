@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import zmq
@@ -27,6 +27,9 @@ MAX_QUIET_S = 60.0
 # Batches that may wait in our socket: what a busy engine sends in a minute, or with 20 events each
 # 15 MB. What comes on top is dropped, which the next number shows, and replayed.
 RECEIVE_HWM = 4000
+# Missing batches up to which a gap is short: what a busy engine sends in some seconds, less than
+# a MB. Until it is filled what is known grows stale, so its replay waits for nobody.
+MAX_SHORT_GAP = 100
 # Known blocks over those that fit from which on an engine's cache counts as known again after a
 # loss: the last tenth may be blocks of other groups, or in no prefix at all.
 REFILLED_RATIO = 0.9
@@ -176,7 +179,7 @@ class KvEventStream:
         (number, payload), self._stopped_at = self._stopped_at, None
         self.counts.gaps += 1
         self._count_missed(number)
-        await self._replay(context)
+        await self._replay(context, num_missing=number - self._sequence.expected)
         step = self._sequence.replayed(number)
         if step is Step.GAP:  # the replay did not reach up to here
             self._lose()
@@ -201,18 +204,22 @@ class KvEventStream:
             if step is Step.APPLY:
                 yield from self._apply(number, payload)
 
-    async def _replay(self, context: Context) -> None:
+    async def _replay(self, context: Context, num_missing: int = 0) -> None:
         """Apply what the replica still has from the expected batch on; what is gone clears it."""
         endpoint = self.source.replay_endpoint
         if endpoint is None:
             return
-        # A gap is small, and until it is filled what is known grows stale: it waits for nobody.
-        is_whole = self._sequence.expected == 0
-        async with self.turns.whole_replays if is_whole else nullcontext():
+        async with self._place(num_missing):
             is_done = False
             while not is_done:
                 self.counts.replays += 1
                 is_done = await self._replay_once(context, endpoint)
+
+    def _place(self, num_missing: int) -> AbstractAsyncContextManager[None]:
+        """Return what a replay holds, so that no more of them come at once than fit in memory."""
+        if self._sequence.expected == 0:
+            return self.turns.whole_replays
+        return nullcontext() if num_missing <= MAX_SHORT_GAP else self.turns.long_replays
 
     async def _replay_once(self, context: Context, endpoint: str) -> bool:
         """Replay once; False where a part was lost on its way and can be had again."""

@@ -12,6 +12,9 @@ SLICE_S = 1e-3
 # here for its turns: vLLM's 10,000 batches of 20 blocks are 43 MB, and 300 of them 13 GB. A replica
 # that does not answer keeps its place for 2 s, so 300 of these delay the others by 40 s at most.
 MAX_WHOLE_REPLAYS = 16
+# Replays at once of what a flood or a long pause left out. Each is as large as a whole one, and two
+# at once are not worked on any faster.
+MAX_LONG_REPLAYS = 1
 
 
 class Turns:
@@ -25,10 +28,12 @@ class Turns:
 
     Attributes:
         whole_replays: Held during each replay from the first batch on.
+        long_replays: Held during each replay that fills a long gap.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.whole_replays = asyncio.Semaphore(MAX_WHOLE_REPLAYS)
+        self.long_replays = asyncio.Semaphore(MAX_LONG_REPLAYS)
         self._now = now
         self._lock = asyncio.Lock()
         self._until = 0.0

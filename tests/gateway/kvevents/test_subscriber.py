@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import zmq
 
-from gateway.kvevents.subscriber import Context, KvEventStream, Source
+from gateway.kvevents.subscriber import MAX_SHORT_GAP, Context, KvEventStream, Source
 from gateway.kvevents.translate import Translator
 from gateway.kvevents.turns import Turns
 from tests.support.publishers import CLEARED, Publisher
@@ -121,6 +121,32 @@ async def test_batches_that_say_nothing_new_are_steps_too():
     stream._sequence._last_live = -1
     assert len(list(stream._take_waiting(Line(*range(50))))) >= 50, "known already"
     assert stream.counts.batches == 50
+
+
+async def test_replays_of_long_gaps_wait_for_each_other_and_those_of_short_gaps_do_not(follow):
+    """A flood of several engines makes long ones of all of them, and what waits is memory."""
+    publisher = Publisher()
+    stream = await follow(publisher)
+    await stream.turns.long_replays.acquire()  # as another replica would that replays
+    asked = len(publisher.asked_from)
+
+    for _ in range(MAX_SHORT_GAP):
+        publisher.keep(CLEARED)
+    await publisher.send(CLEARED)
+    await until(lambda: stream.counts.batches == publisher.next_number, "the short gap filled")
+    assert len(publisher.asked_from) == asked + 1
+
+    first = publisher.next_number
+    for _ in range(MAX_SHORT_GAP + 1):
+        publisher.keep(CLEARED)
+    await publisher.send(CLEARED)
+    await until(lambda: stream.turns.long_replays._waiters, "the long replay to wait")
+    assert (len(publisher.asked_from), stream.counts.batches) == (asked + 1, first)
+    stream.turns.long_replays.release()
+    await until(lambda: stream.counts.batches == publisher.next_number, "its turn")
+    assert publisher.asked_from[asked + 1] == first
+    assert stream.counts.losses == 0
+    await until(lambda: not stream.turns.long_replays.locked(), "given back")
 
 
 async def test_replays_of_all_that_engines_remember_wait_for_each_other_and_gaps_do_not(
