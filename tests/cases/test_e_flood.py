@@ -31,7 +31,7 @@ from tests.support.several import as_flags
 BATCHES_S = 5000
 FLOOD_S = 60.0
 # As the case says, of a machine that runs nothing else. Publishers, replicas, Redis and clients
-# share two cores with the gateway here: 150 MB, 10 s, and 4 to 16 ms.
+# share two cores with the gateway here: 150 to 172 MB, 10 s, and 5 to 6 ms.
 MAX_GROWN_BYTES = 200e6
 CATCH_UP_S = 30.0
 MAX_ADDED_S = 0.020
