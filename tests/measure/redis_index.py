@@ -112,6 +112,8 @@ class Bench:
 
     async def up(self) -> None:
         await until(lambda: all(link.state is LinkState.UP for link in self.links))
+        # What is stored before the writer has met this server is said again in other lives.
+        await self.written()
 
     def chain(self, count: int) -> list[int]:
         return [self.rng.getrandbits(64) for _ in range(count)]
