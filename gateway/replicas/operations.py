@@ -49,7 +49,6 @@ class Operations:
     ) -> None:
         self._registry = registry
         self._others = others
-        self._loads = loads
         self._log = log
         self._now = now
         self.report = FleetReport(registry, book, loads, now, others)
@@ -110,7 +109,7 @@ class Operations:
             hold = self._registry.instructions.of(replica_id).hold
             if hold is None or hold.state is not ReplicaState.DRAINING:
                 return False
-            if self._is_idle(replica_id, hold.since):
+            if self.report.is_idle(replica_id, hold.since):
                 return True
             if self._now() >= deadline:
                 return False
@@ -120,11 +119,6 @@ class Operations:
         if self._others is not None:
             await self._others.settle()
         return self.report.one(replica_id)
-
-    def _is_idle(self, replica_id: ReplicaId, held_since: float) -> bool:
-        if self._others is not None and not self._others.answered(held_since):
-            return False  # one of them may have something there, or send it there yet
-        return self._loads.snapshot(replica_id, self._now()).in_flight == 0
 
     def _known(self, text: str) -> ReplicaId:
         replica_id = ReplicaId(text)

@@ -95,8 +95,7 @@ class FleetReport:
             "fleet_in_flight": of_all,
             "drained": (
                 replica.state is ReplicaState.DRAINING
-                and of_all == 0
-                and (self._others is None or self._others.answered(replica.since))
+                and self.is_idle(replica.replica_id, replica.since)
             ),
             "outstanding_prefill_s": round(load.prefill_s, 3),
             "block_size": replica.block_size,
@@ -106,6 +105,12 @@ class FleetReport:
             "contradictions": {c.fact: c.text for c in replica.contradictions},
             **_facts(replica.facts),
         }
+
+    def is_idle(self, replica_id: ReplicaId, held_since: float) -> bool:
+        """Return whether no gateway has a request at a replica that is held, and all said so."""
+        if self._others is not None and not self._others.answered(held_since):
+            return False  # one of them may have something there, or send it there yet
+        return self._loads.snapshot(replica_id, self._now()).in_flight == 0
 
     def _absent(self, replica_id: ReplicaId, said: Instruction) -> dict[str, Any]:
         return {

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from gateway.shared.ownership import RETURN_S
-from tests.support.replicas import until
+from tests.support.replicas import Held, until
 from tests.support.several import as_flags, gateway_processes, sees, several
 
 __all__ = ["gateway_processes", "several"]
@@ -16,17 +16,6 @@ __all__ = ["gateway_processes", "several"]
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 # Longer than a gateway's load counts when it tells none, and shorter than its lease.
 SILENCE_S = 1.8
-
-
-class Held:
-    """A script that answers when it is told to."""
-
-    def __init__(self):
-        self.go = asyncio.Event()
-
-    async def __call__(self, conversation):
-        await self.go.wait()
-        await conversation.answer(b"{}")
 
 
 async def drain(gateway, replica, wait_s):

@@ -12,7 +12,7 @@ from gateway.replicas.state import ELSEWHERE
 from gateway.shared import pace
 from tests.support.api_replicas import ApiReplica, KeepsResponses
 from tests.support.fixtures import engines
-from tests.support.replicas import until
+from tests.support.replicas import Held, until
 from tests.support.several import (
     as_flags,
     gateway_processes,
@@ -30,17 +30,6 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "the same beginni
 
 async def answers(conversation):
     await conversation.answer(b"{}")
-
-
-class Held:
-    """A script that answers when it is told to."""
-
-    def __init__(self):
-        self.go = asyncio.Event()
-
-    async def __call__(self, conversation):
-        await self.go.wait()
-        await conversation.answer(b"{}")
 
 
 def send(gateway, count=1, **headers):

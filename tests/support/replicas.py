@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import json
-import socket
 import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
+
+from tests.support.ports import keep
 
 # Long enough for a machine ten times as busy as an idle one; nothing but a failure takes it.
 WAIT_S = 30.0
@@ -53,15 +54,6 @@ class Received:
         return next((value for key, value in self.headers if key == name), None)
 
 
-def keep(family, address) -> socket.socket:
-    """Hold an address without listening: connections are refused, and nobody else is given it."""
-    place = socket.socket(family)
-    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # its owner may come back
-    with contextlib.suppress(OSError):  # an event loop that closes later
-        place.bind(address)
-    return place
-
-
 Script = Callable[["Conversation"], Awaitable[None]]
 
 
@@ -99,6 +91,17 @@ class Conversation:
         with contextlib.suppress(ConnectionError):
             while await self.reader.read(1024):
                 pass
+
+
+class Held:
+    """A script that answers when it is told to."""
+
+    def __init__(self):
+        self.go = asyncio.Event()
+
+    async def __call__(self, conversation):
+        await self.go.wait()
+        await conversation.answer(b"{}")
 
 
 @dataclass

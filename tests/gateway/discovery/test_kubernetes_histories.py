@@ -21,7 +21,7 @@ from tests.support.kubernetes import (
     kubeconfig,
     watched,
 )
-from tests.support.replicas import keep
+from tests.support.ports import keep
 
 SOURCES = {"service": {"service": SERVICE}, "pods": {"selector": SELECTOR}}
 QUICK = {"first_pause_s": 0.01, "longest_pause_s": 0.05}
